@@ -1,0 +1,1 @@
+"""What each slot means: plain PyTorch, importing nothing from `linnet.kernels`."""
