@@ -54,7 +54,8 @@ clean:
 define install
 @echo "installing $(1)"
 @trap 'exit 130' INT TERM; touch $(VENV)/unfinished; \
-$(BIN)/python -m pip install --quiet --progress-bar off --disable-pip-version-check --log $(VENV)/pip.log $(2); \
+$(BIN)/python -m pip install --quiet --progress-bar off --disable-pip-version-check \
+    --log $(VENV)/pip.log $(2); \
 status=$$?; \
 rm -f $(VENV)/unfinished; \
 if [ $$status -ne 0 ]; then \
