@@ -1,4 +1,85 @@
-"""The registry of slots (temporary stand-in)."""
+"""Named operation slots and the registry of their implementations.
 
-from linnet.kernels.registry import Refusal, define, implementations, register
-from linnet.kernels.slots import *  # noqa: F403
+A slot is a function: `kernels.linear(x, weight, bias)` runs the newest implementation whose
+predicate holds on this machine and which accepts these inputs, and otherwise reference math that
+gives the same numbers. `explain` says why, `history` what ran; see docs/kernels.md.
+"""
+
+from linnet.kernels.capture import capturing
+from linnet.kernels.explain import (
+    Call,
+    Candidate,
+    Explanation,
+    History,
+    active,
+    explain,
+    history,
+    recording,
+    resolve,
+)
+from linnet.kernels.falls import Fall
+from linnet.kernels.implementation import (
+    FallError,
+    FallWarning,
+    Implementation,
+    Refusal,
+    SelectionWarning,
+    UnavailableError,
+    UnknownNameError,
+)
+from linnet.kernels.registry import define, implementations, prefetch, register, unregister
+from linnet.kernels.selection import generation, use
+from linnet.kernels.slot import Builtin
+from linnet.kernels.slots import (
+    add_rms_norm,
+    cache_write,
+    decode_attention,
+    fake_quant_fp8,
+    linear,
+    ms_deform_attn,
+    prefill_attention,
+    rms_norm,
+    rotary,
+    sample,
+    silu_mul,
+)
+
+__all__ = [
+    "Builtin",
+    "Call",
+    "Candidate",
+    "Explanation",
+    "Fall",
+    "FallError",
+    "FallWarning",
+    "History",
+    "Implementation",
+    "Refusal",
+    "SelectionWarning",
+    "UnavailableError",
+    "UnknownNameError",
+    "active",
+    "add_rms_norm",
+    "cache_write",
+    "capturing",
+    "decode_attention",
+    "define",
+    "explain",
+    "fake_quant_fp8",
+    "generation",
+    "history",
+    "implementations",
+    "linear",
+    "ms_deform_attn",
+    "prefetch",
+    "prefill_attention",
+    "recording",
+    "register",
+    "resolve",
+    "rms_norm",
+    "rotary",
+    "sample",
+    "silu_mul",
+    "unregister",
+    "use",
+]

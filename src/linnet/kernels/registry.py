@@ -1,62 +1,286 @@
-"""Temporary stand-in: slots run their reference."""
+"""Defining slots and registering implementations of them."""
 
-from dataclasses import dataclass
-from typing import Any
+from __future__ import annotations
 
+import itertools
+import sys
+import typing
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-class Refusal:
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
+import torch
 
-    def __bool__(self) -> bool:
-        return False
+from linnet.kernels import providers
+from linnet.kernels.dispatch import public
+from linnet.kernels.implementation import Implementation, UnknownNameError
+from linnet.kernels.parameters import Parameters
+from linnet.kernels.selection import refresh
+from linnet.kernels.slot import Builtin, Slot, lock, slot_named, slots
 
+P = ParamSpec("P")
+R = TypeVar("R")
+Registered = TypeVar("Registered", bound=Callable[..., Any])
 
-@dataclass
-class Implementation:
-    slot: str
-    name: str
-    call: Any
-    predicate: Any = None
-    accepts: Any = None
-    backward: bool = True
-    traceable: bool = True
-    capture_safe: bool = False
-    version: str | None = None
-    source: str | None = None
-    workspace: Any = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call(*args, **kwargs)
-
-    def available(self, device: Any) -> Refusal | None:
-        if self.predicate is None:
-            return None
-        answer = self.predicate()
-        return None if answer else Refusal(getattr(answer, "reason", "its predicate is false"))
-
-    def refusal(self, *args: Any, **kwargs: Any) -> Refusal | None:
-        if self.accepts is None:
-            return None
-        answer = self.accepts(*args, **kwargs)
-        return None if answer else Refusal(getattr(answer, "reason", "its accepts is false"))
+_serials = itertools.count()
 
 
-_slots: dict[str, list[Implementation]] = {}
+def define(
+    slot: str,
+    reference: Callable[P, R],
+    *,
+    autocast: tuple[str, ...] = (),
+    mutates: tuple[str, ...] = (),
+    cases: Any = None,
+    builtins: tuple[Builtin, ...] = (),
+) -> Callable[P, R]:
+    """Defines a slot; its reference says what it means, on every device, with no dependency.
+
+    The reference fixes the signature, the results' dtypes and strides, and how they are computed.
+    It must be made of PyTorch's own operations, neither synchronise nor branch on data (but for
+    checks of CPU inputs), so that it can be traced, exported and captured.
+
+    Args:
+        slot: the new slot's name, an identifier.
+        reference: plain PyTorch; the first parameter is a tensor, whose device is the call's.
+        autocast: the parameters that take autocast's dtype, as the inputs of `F.linear` do. Under
+            autocast every implementation then runs with autocast off.
+        mutates: the parameters that it writes to, such as a cache.
+        cases: for the parity suite, see `linnet.testing`; or "module:attribute", where they are.
+        builtins: implementations to import at the first call, oldest first.
+
+    Returns:
+        The slot's public function, with the reference's signature.
+
+    Raises:
+        ValueError: the name is taken or no identifier, or a parameter named doesn't exist.
+        TypeError: the reference has no parameters, or *args, **kwargs or a default that is no
+            literal.
+    """
+    parameters = Parameters.of(reference)
+    _check_definition(slot, parameters, (*autocast, *mutates))
+    module = reference.__module__
+    implementation = Implementation(
+        slot=slot,
+        name="reference",
+        call=reference,
+        parameters=parameters,
+        expected=parameters,
+        capture_safe=True,
+        version=torch.__version__,
+        source="torch",
+        module=module,
+        serial=-1,
+    )
+    results = _results(reference)
+    made = Slot(slot, implementation, autocast, mutates, results, cases, builtins)
+    made.registered = (implementation,)
+    with lock:
+        slots[slot] = made
+        refresh(made)
+    made.call = public(made, reference)
+    return typing.cast(Callable[P, R], made.call)
 
 
-def define(name: str, reference: Any, **_: Any) -> Any:
-    _slots[name] = [Implementation(name, "reference", reference, capture_safe=True)]
-    return reference
+def _check_definition(slot: str, parameters: Parameters, named: tuple[str, ...]) -> None:
+    if not slot.isidentifier() or slot.startswith("_"):
+        raise ValueError(f"{slot!r} can't name a slot: use an identifier such as 'rms_norm'")
+    if slot in slots:
+        raise ValueError(f"the slot {slot} is defined already; register an implementation of it")
+    if not parameters.positional or parameters.any_positional or parameters.any_keyword:
+        raise TypeError(
+            f"the reference of {slot} must name its parameters, a tensor first, without *args or "
+            "**kwargs: they are the signature that every implementation must have"
+        )
+    unknown = [name for name in named if name not in parameters.names]
+    if unknown:
+        raise ValueError(f"the reference of {slot} has no parameter {unknown[0]}")
 
 
-def register(slot: str, impl: Any = None, *, name: str, **keywords: Any) -> Any:
-    if impl is None:
-        return lambda function: register(slot, function, name=name, **keywords)
-    keywords.pop("signature", None), keywords.pop("replace", None)
-    _slots[slot].insert(0, Implementation(slot, name, impl, **keywords))
-    return impl
+def _results(reference: Callable[..., Any]) -> int | None:
+    returned = typing.get_type_hints(reference).get("return", torch.Tensor)
+    if returned is type(None):
+        return None
+    return len(typing.get_args(returned)) if typing.get_origin(returned) is tuple else 1
+
+
+class Declared(TypedDict, total=False):
+    """What `register` takes beside the slot, the function and the name."""
+
+    predicate: Callable[[], object] | None
+    accepts: Callable[..., object] | None
+    backward: bool
+    traceable: bool
+    capture_safe: bool
+    version: str | None
+    source: str | None
+    workspace: Callable[..., int] | int | None
+    signature: str | None
+    replace: bool
+
+
+@overload
+def register(
+    slot: str, impl: None = None, *, name: str, **declared: Unpack[Declared]
+) -> Callable[[Registered], Registered]: ...
+@overload
+def register(
+    slot: str, impl: Registered, *, name: str, **declared: Unpack[Declared]
+) -> Registered: ...
+def register(
+    slot: str, impl: Callable[..., Any] | None = None, *, name: str, **declared: Unpack[Declared]
+) -> Callable[..., Any]:
+    """Adds an implementation to a slot, newest first; without `impl`, a decorator.
+
+    It has the slot's positional parameters, by name and order; of the keyword-only ones it may lack
+    some, and a call that gives one of those is not its to run. It never changes its inputs, but for
+    the parameters that the slot declares to be written. Takes effect at once.
+
+    Args:
+        slot: the slot's name.
+        impl: the function.
+        name: the implementation's name, such as the library behind it.
+        predicate: looks at the machine: takes nothing, called once for each device with that device
+            current. Truthy, or falsy: best a `Refusal` that says why.
+        accepts: looks at the inputs: the slot's parameters, of which it may lack keyword-only ones.
+            Reads dtype, device, rank and static trailing dimensions, never data, a batch size or a
+            length. Answers as `predicate` does.
+        backward: whether gradients flow through it (default: True, as through plain PyTorch).
+        traceable: whether torch.compile may trace it (True).
+        capture_safe: whether it may run while a CUDA graph is captured (False).
+        version: of the kernel or its library, for reports.
+        source: where the code comes from, for reports.
+        workspace: bytes of scratch memory, or a function of the inputs that returns them; the
+            implementation receives it as the keyword `workspace`, a uint8 tensor.
+        signature: for a builtin function that shows none: "(x, weight, bias=None)".
+        replace: whether an implementation of that name may be there already (False).
+
+    Returns:
+        `impl`, or the decorator.
+
+    Raises:
+        UnknownNameError: no slot has that name.
+        ValueError: the name is taken, and `replace` is not given.
+        TypeError: the parameters don't fit the slot's.
+    """
+    module = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
+    importing = providers.importing(2)
+    unknown = set(declared) - set(Declared.__annotations__)
+    if unknown:
+        raise TypeError(f"register has no parameter {min(unknown)!r}")
+
+    def add(function: Registered) -> Registered:
+        _register(slot, function, name, declared, module, importing)
+        return function
+
+    return add if impl is None else add(impl)
+
+
+def _register(
+    slot: str,
+    impl: Callable[..., Any],
+    name: str,
+    declared: Declared,
+    module: str,
+    importing: tuple[str, ...],
+) -> None:
+    found = slot_named(slot)
+    rest: dict[str, Any] = dict(declared)
+    replace, signature = rest.pop("replace", False), rest.pop("signature", None)
+    made = Implementation(
+        slot=slot,
+        name=name,
+        call=impl,
+        parameters=Parameters.of(impl, signature),
+        expected=found.parameters,
+        module=module,
+        importing=importing,
+        serial=next(_serials),
+        **rest,
+    )
+    _check(made)
+    with lock:
+        _add(found, made, replace)
+
+
+def _check(made: Implementation) -> None:
+    if not isinstance(made.name, str) or not made.name or made.name in ("off", "reference"):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{made.name!r} can't name an implementation of {made.slot}")
+    extra = ("workspace",) if made.workspace is not None else ()
+    problem = made.parameters.mismatch(made.expected, *extra)
+    if problem is None and made.workspace is not None:
+        takes = "workspace" in made.parameters.keyword or made.parameters.any_keyword
+        problem = None if takes else "it declares a workspace and has no keyword-only parameter of that name"
+    if problem is None and made.accepts is not None:
+        checked = Parameters.of(made.accepts).mismatch(made.expected)
+        problem = f"of its accepts: {checked}" if checked else None
+    if problem is not None:
+        raise TypeError(f"{made.name} does not fit the slot {made.slot}: {problem}")
+
+
+def _add(slot: Slot, made: Implementation, replace: bool) -> None:
+    before = slot.named(made.name)
+    if before is not None and not replace:
+        if _repeats(before, made):
+            return
+        raise ValueError(
+            f"the slot {slot.name} has an implementation {made.name!r} already (from "
+            f"{before.module}): take another name, or pass replace=True"
+        )
+    kept = [each for each in slot.registered if each is not before]
+    slot.registered = providers.ordered([*kept, made])
+    if providers.loading():
+        providers.came(made)
+    else:
+        refresh(slot)
+
+
+def _repeats(before: Implementation, made: Implementation) -> bool:
+    """Whether a provider's module was run again; the program's own repeats are mistakes."""
+    same = (before.module, getattr(before.call, "__qualname__", "")) == (
+        made.module,
+        getattr(made.call, "__qualname__", ""),
+    )
+    return same and providers.provided(before)
+
+
+def unregister(slot: str, name: str) -> None:
+    """Removes an implementation; takes effect at once.
+
+    Raises:
+        UnknownNameError: no slot, or no implementation of it, has that name.
+        ValueError: the reference can't be removed.
+    """
+    found = slot_named(slot)
+    if name == "reference":
+        raise ValueError(f"the reference of {slot} can't be removed: it is what the slot means")
+    providers.load(found)
+    with lock:
+        before = found.named(name)
+        if before is None:
+            raise UnknownNameError(
+                f"slot {slot} has no implementation {name!r}; it has: {', '.join(found.known())}"
+            )
+        found.registered = tuple(each for each in found.registered if each is not before)
+        refresh(found)
 
 
 def implementations(slot: str) -> tuple[Implementation, ...]:
-    return tuple(_slots[slot])
+    """The implementations of a slot, newest first; the last is the reference.
+
+    Raises:
+        UnknownNameError: no slot has that name.
+    """
+    found = slot_named(slot)
+    providers.load(found)
+    return found.registered
+
+
+def prefetch() -> dict[str, str]:
+    """Loads every provider now, so that no first call has to.
+
+    Returns:
+        slot name -> the implementation that would run on the device of `active()`.
+    """
+    from linnet.kernels.explain import active
+
+    return active()

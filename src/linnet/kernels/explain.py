@@ -1,0 +1,337 @@
+"""What would run and why, and what did: `active`, `explain`, `recording`, `history`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from linnet.kernels import falls, providers
+from linnet.kernels.dispatch import called, candidates, in_force, statics
+from linnet.kernels.implementation import Implementation, Refusal
+from linnet.kernels.rules import compiled, declaration, refuse
+from linnet.kernels.slot import Slot, slot_named, slots
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One implementation in an explanation.
+
+    Attributes:
+        name: the implementation's name.
+        chosen: whether it runs.
+        reason: why it does not; "" for the chosen one.
+        version: as declared.
+        source: as declared, or the module that registered it.
+    """
+
+    name: str
+    chosen: bool
+    reason: str
+    version: str | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Every candidate of a slot, newest first: chosen, or the one reason why not.
+
+    Attributes:
+        slot: the slot's name.
+        device: where the call would run.
+        candidates: the implementations.
+    """
+
+    slot: str
+    device: str
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def chosen(self) -> str | None:
+        """The name of the implementation that would run; None: the call would be an error."""
+        return next((each.name for each in self.candidates if each.chosen), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, fit for JSON."""
+        return {**asdict(self), "chosen": self.chosen}
+
+    def __str__(self) -> str:
+        rows = [
+            (each.name, "chosen" if each.chosen else each.reason, each.version or "-", each.source)
+            for each in self.candidates
+        ]
+        return f"{self.slot} on {self.device}\n" + _table(
+            ("implementation", "chosen, or why not", "version", "source"), rows
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One slot call seen by `recording`.
+
+    Attributes:
+        slot: the slot's name.
+        explanation: what would run, and why not the others.
+        shapes: each argument's dtype and shape, or its value, by parameter.
+    """
+
+    slot: str
+    explanation: Explanation
+    shapes: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What has run in this process.
+
+    Attributes:
+        calls: slot -> implementation -> eager calls; a call under CUDA graph capture counts once.
+        traced: slot -> implementation -> times it was written into a recorded graph.
+        falls: the falls, oldest first.
+        disabled: slot -> (implementation, device) -> reason.
+    """
+
+    calls: dict[str, dict[str, int]]
+    traced: dict[str, dict[str, int]]
+    falls: tuple[falls.Fall, ...]
+    disabled: dict[str, dict[tuple[str, str], str]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, fit for JSON."""
+        disabled = [
+            {"slot": slot, "implementation": name, "device": device, "reason": reason}
+            for slot, entries in self.disabled.items()
+            for (name, device), reason in entries.items()
+        ]
+        return {
+            "calls": self.calls,
+            "traced": self.traced,
+            "falls": [asdict(each) for each in self.falls],
+            "disabled": disabled,
+        }
+
+    def __str__(self) -> str:
+        names = {
+            (slot, name)
+            for counts in (self.calls, self.traced)
+            for slot, by_name in counts.items()
+            for name in by_name
+        }
+        rows = [
+            (
+                slot,
+                name,
+                str(self.calls.get(slot, {}).get(name, 0)),
+                str(self.traced.get(slot, {}).get(name, 0)),
+            )
+            for slot, name in sorted(names)
+        ]
+        text = _table(("slot", "implementation", "calls", "traced"), rows)
+        for each in self.falls:
+            text += f"\nfall: {each.slot} {each.implementation} {each.device}: {each.reason}"
+        return text
+
+
+def active(device: torch.device | str | None = None) -> dict[str, str]:
+    """The implementation of each slot that would run now on a device, inputs left aside.
+
+    Args:
+        device: the device; None: the accelerator that is current, or the CPU where there is none.
+
+    Returns:
+        slot name -> implementation name, or "unavailable" where an explicit choice can't be met.
+    """
+    where = _device(device)
+    found: dict[str, str] = {}
+    for slot in tuple(slots.values()):
+        providers.load(slot)
+        able = candidates(slot, slot.state(), where)
+        found[slot.name] = able[0].name if able else "unavailable"
+    return found
+
+
+def explain(slot: str, *args: Any, **kwargs: Any) -> Explanation:
+    """Every candidate of a slot, newest first, with the one reason why it is not chosen.
+
+    Args:
+        slot: the slot's name.
+        args: a call's arguments; without any, only predicates count, on the device of `active()`.
+        kwargs: its keyword arguments.
+
+    Raises:
+        UnknownNameError: no slot has that name.
+        TypeError: the arguments don't fit the slot's signature.
+    """
+    found = slot_named(slot)
+    providers.load(found)
+    given = bind(found, args, kwargs)
+    return _explained(found, given)
+
+
+def resolve(slot: str, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
+    """The function that a call with these inputs would run, as it was registered.
+
+    Args:
+        slot: the slot's name.
+        args: a call's arguments; without any, only predicates count, on the device of `active()`.
+        kwargs: its keyword arguments.
+
+    Returns:
+        The implementation; None where an explicit choice can't be met and the call is an error.
+
+    Raises:
+        UnknownNameError: no slot has that name.
+    """
+    found = slot_named(slot)
+    providers.load(found)
+    for each, refusal in _verdicts(found, bind(found, args, kwargs)):
+        if refusal is None:
+            return each.call
+    return None
+
+
+def bind(slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The call's arguments in the slot's order, defaults filled in; None when none are given.
+
+    Raises:
+        TypeError: they don't fit the slot's signature.
+    """
+    if not args and not kwargs:
+        return None
+    return _binder(slot)(*args, **kwargs)
+
+
+@functools.lru_cache(maxsize=None)
+def _binder(slot: Slot) -> Callable[..., tuple[Any, ...]]:
+    names = ", ".join(slot.parameters.names)
+    return compiled(slot.name, declaration(slot.parameters), [f"return ({names},)"], {})
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        found = torch.device(device)
+        return torch.device("cuda", 0) if found == torch.device("cuda") else found
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
+        return torch.device("cpu")
+    return torch.device(kind.type, torch.accelerator.current_device_index())
+
+
+def _verdicts(
+    slot: Slot, args: tuple[Any, ...] | None
+) -> list[tuple[Implementation, Refusal | None]]:
+    """The candidates in the order they are asked, with why each can't run."""
+    state = slot.state()
+    device = _device(None) if args is None else args[0].device
+    choice = in_force(slot, state)
+    found = statics(slot, state, device)
+    if choice is not None:
+        found.sort(
+            key=lambda pair: choice.names.index(pair[0].name)
+            if pair[0].name in choice.names
+            else len(choice.names)
+        )
+    if args is None:
+        return found
+    return [
+        (each, refusal or called(slot, lambda *a, e=each, **k: refuse(e, *a, **k), args))
+        for each, refusal in found
+    ]
+
+
+def _explained(slot: Slot, args: tuple[Any, ...] | None) -> Explanation:
+    device = _device(None) if args is None else args[0].device
+    verdicts = _verdicts(slot, args)
+    chosen = next((each for each, refusal in verdicts if refusal is None), None)
+    reasons = {each: refusal for each, refusal in verdicts}
+    rows: list[Candidate] = []
+    for each in slot.registered:
+        refusal = reasons.get(each)
+        if each is chosen:
+            reason = ""
+        elif refusal is not None:
+            reason = refusal.reason
+        else:
+            assert chosen is not None
+            reason = f"{chosen.name} comes first"
+        source = each.source or each.module
+        rows.append(Candidate(each.name, each is chosen, reason, each.version, source))
+    return Explanation(slot.name, str(device), tuple(rows))
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[Call]]:
+    """Collects one `Call` for each eager slot call while it lasts, in the whole process.
+
+    The calls run as they would anyway, more slowly.
+    """
+    from linnet.kernels.selection import pop_mode, push_mode
+
+    global _calls
+    before, _calls = _calls, []
+    push_mode("recording")
+    try:
+        yield _calls
+    finally:
+        pop_mode("recording")
+        _calls = before
+
+
+_calls: list[Call] = []
+
+
+def recorder(slot: Slot, chain: Callable[..., Any]) -> Callable[..., Any]:
+    """A chain that notes each call before it runs `chain`."""
+
+    def run(*args: Any) -> Any:
+        shapes = {
+            name: _shown(value)
+            for name, value in zip(slot.parameters.names, args, strict=True)
+            if value is not None
+        }
+        _calls.append(Call(slot.name, _explained(slot, args), shapes))
+        return chain(*args)
+
+    return run
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return repr(value)
+
+
+def history() -> History:
+    """What has run in this process: calls, traces, falls, and what is disabled with its reason."""
+    calls: dict[str, dict[str, int]] = {}
+    for slot in tuple(slots.values()):
+        counts = {each.name: each.calls.value() for each in slot.registered}
+        ran = {name: count for name, count in counts.items() if count}
+        if ran:
+            calls[slot.name] = ran
+    return History(
+        calls,
+        {slot.name: dict(slot.traced) for slot in tuple(slots.values()) if slot.traced},
+        tuple(falls.log),
+        {
+            slot.name: {
+                (each.name, str(device)): reason
+                for (each, device), reason in slot.disabled.items()
+            }
+            for slot in tuple(slots.values())
+            if slot.disabled
+        },
+    )
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [head, tuple("-" * width for width in widths), *rows]
+    ]
+    return "\n".join(lines)
