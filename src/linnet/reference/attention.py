@@ -1,10 +1,20 @@
 """Reference math of the slots `decode_attention` and `prefill_attention`."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from linnet.reference.attention_checks import check_decode, check_prefill
-from linnet.reference.checks import compute_dtype, data_known
+from linnet.reference.checks import compute_dtype, data_known, host_integers, recording
+
+
+class _Settings(NamedTuple):
+    scale: float | None
+    key_scale: float | Tensor | None
+    value_scale: float | Tensor | None
+    window: int | None
+    softcap: float | None
 
 
 def decode_attention(
@@ -22,14 +32,13 @@ def decode_attention(
 ) -> Tensor:
     """Attend with one query per sequence to that sequence's cached keys and values.
 
-    Query head h reads kv head h // (Hq // Hkv): each kv head serves neighbouring query heads. Math in
-    float32 (float64 for float64 queries).
+    Query head h reads kv head h // (Hq // Hkv): each kv head serves neighbouring query heads. The
+    math is in float32 (float64 for float64 queries).
 
     Args:
         query: (B, Hq, D), floating.
         key: rows (B, S, Hkv, D), or with `table` a pool of pages (pages, page_size, Hkv, D); any
-            floating dtype. What lies beyond a sequence's length is never read as a number: it may be
-            NaN.
+            floating dtype. What lies beyond a sequence's length may be anything, NaN too.
         value: key's shape and dtype.
         lengths: (B,) int32, cached tokens of each sequence with the current one. 0 gives zeros.
         table: (B, pages) int32, the pool's pages of each sequence in order; entries beyond a
@@ -51,10 +60,8 @@ def decode_attention(
     check_decode(query, key, value, lengths, table, scale, key_scale, value_scale, window, softcap)
     key, value = _rows_of(key, table), _rows_of(value, table)
     newest = lengths.to(torch.int64).unsqueeze(1) - 1
-    out = _attend(
-        query.unsqueeze(1), key, value, newest, scale, key_scale, value_scale, window, softcap
-    )
-    return out.squeeze(1)
+    settings = _Settings(scale, key_scale, value_scale, window, softcap)
+    return _attend(query.unsqueeze(1), key, value, newest, settings).squeeze(1)
 
 
 def prefill_attention(
@@ -96,8 +103,8 @@ def prefill_attention(
 
     Raises:
         TypeError: a dtype that does not fit.
-        ValueError: as in `decode_attention`; a prompt with more new queries than cached tokens; both
-            rows and table.
+        ValueError: as in `decode_attention`; a prompt with more new queries than cached tokens;
+            both rows and table.
     """
     check_prefill(
         query,
@@ -117,21 +124,17 @@ def prefill_attention(
         rows = torch.arange(lengths.shape[0], device=query.device)
     starts, lengths = starts.to(torch.int64), lengths.to(torch.int64)
     place = torch.arange(query.shape[0], device=query.device)
+    # Of lengths' size rather than one less than starts', which an exporter cannot prove equal.
+    first, last = (starts.narrow(0, i, lengths.shape[0]).unsqueeze(1) for i in (0, 1))
     # Position of every query in every prompt (N, T); -1, which sees nothing, in all but its own.
-    position = lengths.unsqueeze(1) - starts[1:].unsqueeze(1) + place
-    own = (place >= starts[:-1].unsqueeze(1)) & (place < starts[1:].unsqueeze(1))
-    position = torch.where(own, position, -1)
-    settings = (scale, key_scale, value_scale, window, softcap)
-    if torch.jit.is_tracing() or torch.compiler.is_compiling():
+    position = lengths.unsqueeze(1) - last + place
+    position = torch.where((place >= first) & (place < last), position, -1)
+    settings = _Settings(scale, key_scale, value_scale, window, softcap)
+    if recording():
         keys, values = _rows_of(key, table, rows), _rows_of(value, table, rows)
         packed = query.unsqueeze(0).expand(lengths.shape[0], -1, -1, -1)
-        return _attend(packed, keys, values, position, *settings).sum(0)
+        return _attend(packed, keys, values, position, settings).sum(0)
     return _prompt_by_prompt(query, key, value, starts, position, rows, table, settings)
-
-
-_Settings = tuple[
-    float | None, float | Tensor | None, float | Tensor | None, int | None, float | None
-]
 
 
 def _prompt_by_prompt(
@@ -144,27 +147,24 @@ def _prompt_by_prompt(
     table: Tensor | None,
     settings: _Settings,
 ) -> Tensor:
-    """The same without computing each query against each prompt, where a Python loop is no fault."""
-    # Bounds are read where that costs no synchronisation; elsewhere the mask alone decides.
-    bounds: list[int] | None = starts.tolist() if data_known(starts) else None
+    """The same, each prompt's queries against its own row alone: for calls outside of graphs."""
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    parts: list[Tensor] = []
+    # Bounds are read where that costs no synchronisation; elsewhere the mask alone decides.
+    bounds = host_integers(starts) if data_known(starts) else None
     for n in range(position.shape[0]):
-        first, last = (bounds[n], bounds[n + 1]) if bounds else (0, query.shape[0])
-        if first == last:
-            continue
         own_table = None if table is None else table[n : n + 1]
         own_row = None if rows is None else rows[n : n + 1]
         keys, values = _rows_of(key, own_table, own_row), _rows_of(value, own_table, own_row)
-        part = _attend(
-            query[first:last].unsqueeze(0),
-            keys,
-            values,
-            position[n : n + 1, first:last],
-            *settings,
-        )
-        padding = (0, 0, 0, 0, first, query.shape[0] - last)
-        out = out + torch.nn.functional.pad(part.squeeze(0), padding)
-    return out
+        first, last = (bounds[n], bounds[n + 1]) if bounds else (0, query.shape[0])
+        own = query[first:last].unsqueeze(0)
+        place = position[n : n + 1, first:last]
+        part = _attend(own, keys, values, place, settings).squeeze(0)
+        if bounds:
+            parts.append(part)
+        else:
+            out = out + part
+    return torch.cat(parts) if parts else out
 
 
 def _rows_of(cache: Tensor, table: Tensor | None, rows: Tensor | None = None) -> Tensor:
@@ -172,7 +172,9 @@ def _rows_of(cache: Tensor, table: Tensor | None, rows: Tensor | None = None) ->
     if table is None:
         return cache if rows is None else _select(cache, rows)
     pages, page_size, heads, size = cache.shape
-    chosen = _select(cache, table.clamp(0, pages - 1).flatten())
+    # Entries that no length reaches may be anything: they read page 0, and nobody sees it.
+    named = torch.where((table >= 0) & (table < pages), table, torch.zeros_like(table))
+    chosen = _select(cache, named.flatten())
     return chosen.reshape(table.shape[0], table.shape[1] * page_size, heads, size)
 
 
@@ -184,17 +186,10 @@ def _select(cache: Tensor, index: Tensor) -> Tensor:
 
 
 def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    position: Tensor,
-    scale: float | None,
-    key_scale: float | Tensor | None,
-    value_scale: float | Tensor | None,
-    window: int | None,
-    softcap: float | None,
+    query: Tensor, key: Tensor, value: Tensor, position: Tensor, settings: _Settings
 ) -> Tensor:
     """Attend with queries (B, C, Hq, D) at the positions (B, C) to keys (B, S, Hkv, D)."""
+    scale, key_scale, value_scale, window, softcap = settings
     wide = compute_dtype(query)
     batch, count, heads, size = query.shape
     kv_heads = key.shape[2]

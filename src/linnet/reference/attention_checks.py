@@ -5,6 +5,7 @@ from torch import Tensor
 
 from linnet.reference.checks import (
     data_known,
+    host_integers,
     require_floating,
     require_integers,
     require_rank,
@@ -67,8 +68,8 @@ def check_prefill(
     require_rank(slot, "query", query, 3, "(T, Hq, D)")
     if rows is not None and table is not None:
         raise ValueError(
-            f"{slot}: both rows and table were given; expected rows for a cache of rows, or a table "
-            f"for a pool of pages"
+            f"{slot}: both rows and table were given; expected rows for a cache of rows, or a "
+            f"table for a pool of pages"
         )
     _check_cache(slot, query, key, value, paged=table is not None)
     _check_lengths(slot, lengths, table)
@@ -100,8 +101,8 @@ def check_prefill(
         require_shape(slot, "rows", rows, (prompts,), "a cache row per prompt (N,)")
     elif key.shape[0] < prompts:
         raise ValueError(
-            f"{slot}: there are {prompts} prompts and the cache has {key.shape[0]} rows; expected a "
-            f"row per prompt, or rows= to name them"
+            f"{slot}: there are {prompts} prompts and the cache has {key.shape[0]} rows; expected "
+            f"a row per prompt, or rows= to name them"
         )
     _check_reach(slot, key, lengths, table)
     _check_prompts(slot, query, key, starts, lengths, rows)
@@ -163,8 +164,8 @@ def _check_settings(
         require_floating(slot, **{name: scale})
         if scale.dim() > 1 or (sizes_known() and scale.numel() not in (1, key.shape[2])):
             raise ValueError(
-                f"{slot}: {name} has shape {tuple(scale.shape)}; expected a scalar or one value per "
-                f"kv head ({key.shape[2]},)"
+                f"{slot}: {name} has shape {tuple(scale.shape)}; expected a scalar or one value "
+                f"per kv head ({key.shape[2]},)"
             )
 
 
@@ -178,8 +179,8 @@ def _check_reach(slot: str, key: Tensor, lengths: Tensor, table: Tensor | None) 
         wrong = low if low < 0 else high
         where = "a row" if table is None else f"{table.shape[1]} pages of {key.shape[1]}"
         raise ValueError(
-            f"{slot}: a length is {wrong}; expected 0 to {capacity}, what {where} can hold: lengths "
-            f"count the cached tokens with the current ones"
+            f"{slot}: a length is {wrong}; expected 0 to {capacity}, what {where} can hold: "
+            f"lengths count the cached tokens with the current ones"
         )
     if table is None or table.shape[1] == 0:
         return
@@ -187,7 +188,7 @@ def _check_reach(slot: str, key: Tensor, lengths: Tensor, table: Tensor | None) 
     reached = first < lengths.unsqueeze(1)
     wrong_entry = reached & ((table < 0) | (table >= key.shape[0]))
     if bool(wrong_entry.any()):
-        row, entry = wrong_entry.nonzero()[0].tolist()
+        row, entry = host_integers(wrong_entry.nonzero()[0])
         raise ValueError(
             f"{slot}: table[{row}, {entry}] is {int(table[row, entry])} and length "
             f"{int(lengths[row])} reaches it; expected a page from 0 to {key.shape[0] - 1}"
@@ -199,14 +200,13 @@ def _check_prompts(
 ) -> None:
     if not data_known(starts, lengths, rows):
         return
-    bounds: list[int] = starts.tolist()
+    bounds = host_integers(starts)
     if bounds[0] != 0 or bounds[-1] != query.shape[0]:
         raise ValueError(
             f"{slot}: starts run from {bounds[0]} to {bounds[-1]} and query has {query.shape[0]} "
             f"tokens; expected 0 to {query.shape[0]}"
         )
-    counted: list[int] = lengths.tolist()
-    for n, length in enumerate(counted):
+    for n, length in enumerate(host_integers(lengths)):
         count = bounds[n + 1] - bounds[n]
         if count < 0:
             raise ValueError(
@@ -215,8 +215,8 @@ def _check_prompts(
             )
         if count > length:
             raise ValueError(
-                f"{slot}: prompt {n} has {count} queries and a length of {length}; expected at most "
-                f"as many queries as keys: lengths count the cached tokens with the new ones"
+                f"{slot}: prompt {n} has {count} queries and a length of {length}; expected at "
+                f"most as many queries as keys: lengths count cached tokens with the new ones"
             )
     if rows is not None and rows.numel():
         low, high = int(rows.min()), int(rows.max())

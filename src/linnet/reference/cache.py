@@ -21,8 +21,8 @@ def cache_write(
     """Write the keys and values of T tokens into a cache, in place.
 
     Args:
-        key: (T, Hkv, D), floating; rounded to the cache's dtype, and clamped to its range first where
-            that is an fp8 type.
+        key: (T, Hkv, D), floating; rounded to the cache's dtype, and clamped to its range first
+            where that is an fp8 type.
         value: key's shape and dtype.
         key_cache: rows (B, S, Hkv, D) or a pool of pages (pages, page_size, Hkv, D), any floating
             dtype, any strides.
@@ -38,7 +38,8 @@ def cache_write(
     _check(key, value, key_cache, value_cache, places)
     length = key_cache.shape[1]
     places = places.to(torch.int64)
-    at = (torch.div(places, length, rounding_mode="floor"), torch.remainder(places, length))
+    row = torch.div(places, length, rounding_mode="floor")
+    at = (row, places - row * length)
     _write(key_cache, at, key)
     _write(value_cache, at, value)
 

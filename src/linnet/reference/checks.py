@@ -12,16 +12,26 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 
 def sizes_known() -> bool:
-    """Whether comparing sizes is safe: not while `torch.jit.trace` (or the older ONNX export) records."""
-    return not torch.jit.is_tracing()
+    """Whether sizes may be compared: not while `torch.jit.trace` or the older ONNX export runs."""
+    return not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+
+
+def recording() -> bool:
+    """Whether a graph is being recorded that must hold for other sizes too."""
+    return not sizes_known() or torch.compiler.is_compiling()
 
 
 def data_known(*tensors: Tensor | None) -> bool:
     """Whether values may be read: real CPU tensors outside every kind of graph recording."""
-    if torch.jit.is_tracing() or torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+    if recording() or is_in_torch_dispatch_mode():
         return False
     plain = (Tensor, torch.nn.Parameter)
     return all(t is None or (type(t) in plain and t.device.type == "cpu") for t in tensors)
+
+
+def host_integers(tensor: Tensor) -> list[int]:
+    """The values of a vector of integers, where `data_known`."""
+    return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def require_tensor(slot: str, name: str, given: object, layout: str) -> None:
@@ -80,7 +90,7 @@ def require_same_device(slot: str, **tensors: Tensor | None) -> None:
 def require_shape(
     slot: str, name: str, tensor: Tensor, expected: Sequence[int], layout: str
 ) -> None:
-    """Raise ValueError unless the tensor has exactly that shape (skipped while sizes are symbols)."""
+    """Raise ValueError unless the tensor has exactly that shape; silent while sizes are symbols."""
     if sizes_known() and tuple(tensor.shape) != tuple(expected):
         raise ValueError(
             f"{slot}: {name} has shape {tuple(tensor.shape)}; expected {tuple(expected)}, {layout}"

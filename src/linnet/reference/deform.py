@@ -8,6 +8,7 @@ from torch import Tensor
 from linnet.reference.checks import (
     compute_dtype,
     data_known,
+    host_integers,
     require_floating,
     require_rank,
     require_same_device,
@@ -27,9 +28,9 @@ def ms_deform_attn(
     """Multi-scale deformable attention: sample each level at points and add up by weight.
 
     Each point is read by bilinear interpolation, cell (i, j) having its centre at
-    ((j + 0.5) / w, (i + 0.5) / h), zeros beyond the border. Zhu et al., "Deformable DETR", 2021. With
-    host pairs the operations come in the order of transformers' module, so that float32 results are
-    equal bit by bit. Half inputs are computed in float32.
+    ((j + 0.5) / w, (i + 0.5) / h), zeros beyond the border. Zhu et al., "Deformable DETR", 2021.
+    With host pairs the operations come in the order of transformers' module, so that float32
+    results are equal bit by bit. Half inputs are computed in float32.
 
     Args:
         value: (B, S, H, C), floating: the levels one after the other, row by row, S their sum.
@@ -42,13 +43,14 @@ def ms_deform_attn(
 
     Raises:
         TypeError: a dtype that is not floating (spatial_shapes: not an integer).
-        ValueError: a wrong rank or size, tensors on different devices, or shapes whose sum is not S.
+        ValueError: a wrong rank or size, tensors on different devices, or shapes that do not hold
+            S places.
     """
     _check(value, spatial_shapes, sampling_locations, attention_weights)
     wide = compute_dtype(value)
     points, weights = sampling_locations.to(wide), attention_weights.to(wide)
     if isinstance(spatial_shapes, Tensor) and data_known(spatial_shapes):
-        spatial_shapes = [(h, w) for h, w in spatial_shapes.tolist()]
+        spatial_shapes = _pairs(spatial_shapes)
     if isinstance(spatial_shapes, Tensor):
         out = _gather_levels(value.to(wide), spatial_shapes, points, weights)
     else:
@@ -59,7 +61,7 @@ def ms_deform_attn(
 def _sample_levels(value: Tensor, shapes: Shapes, points: Tensor, weights: Tensor) -> Tensor:
     batch, _, heads, size = value.shape
     queries, levels, count = points.shape[1], points.shape[3], points.shape[4]
-    maps = value.split([h * w for h, w in shapes], dim=1)
+    maps = torch.split(value, [h * w for h, w in shapes], dim=1)
     grids = 2 * points - 1
     sampled: list[Tensor] = []
     for level, (height, width) in enumerate(shapes):
@@ -100,6 +102,11 @@ def _gather_levels(value: Tensor, shapes: Tensor, points: Tensor, weights: Tenso
         share = share.transpose(1, 2).reshape(batch, heads, queries, levels * count, 1)
         out = out + (corner * share).sum(3)
     return out.transpose(1, 2).reshape(batch, queries, heads * size).contiguous()
+
+
+def _pairs(shapes: Tensor) -> list[tuple[int, int]]:
+    flat = host_integers(shapes.flatten())
+    return list(zip(flat[0::2], flat[1::2], strict=True))
 
 
 def _check(
@@ -165,10 +172,10 @@ def _check_shapes(spatial_shapes: Shapes | Tensor, levels: int, places: int) -> 
             f"{slot}: spatial_shapes has {len(spatial_shapes)} levels and sampling_locations "
             f"{levels}; expected one pair (h, w) per level"
         )
-    pairs = spatial_shapes.tolist() if isinstance(spatial_shapes, Tensor) else spatial_shapes
+    pairs = _pairs(spatial_shapes) if isinstance(spatial_shapes, Tensor) else spatial_shapes
     total = sum(h * w for h, w in pairs)
     if total != places:
         raise ValueError(
-            f"{slot}: spatial_shapes {[tuple(pair) for pair in pairs]} hold {total} places and value "
-            f"{places}; expected value (B, {total}, H, C)"
+            f"{slot}: spatial_shapes {[tuple(pair) for pair in pairs]} hold {total} places and "
+            f"value {places}; expected value (B, {total}, H, C)"
         )

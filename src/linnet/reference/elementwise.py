@@ -18,8 +18,8 @@ from linnet.reference.checks import (
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float = 1e-6) -> Tensor:
     """Divide by the root mean square over the last dimension and multiply by a weight.
 
-    Everything runs in float32 (float64 for float64 input) and is rounded once, at the end. Zhang and
-    Sennrich, "Root Mean Square Layer Normalization", 2019.
+    Everything runs in float32 (float64 for float64 input) and is rounded once, at the end. Zhang
+    and Sennrich, "Root Mean Square Layer Normalization", 2019.
 
     Args:
         x: (..., K), floating.

@@ -32,9 +32,10 @@ FORMATS = {
 def fake_quant_fp8(x: Tensor, scale: Tensor | float, *, format: str = "e4m3") -> Tensor:
     """Round to what an fp8 tensor with this scale could hold, staying in x's dtype.
 
-    In float32 (float64 for float64 input): x / scale, clamped to the format's largest value, rounded
-    to the nearest value of the format with ties to even, times scale, rounded to x's dtype. NaN stays
-    NaN; infinities become the largest value times scale; a scale of 0 gives 0 for every number.
+    In float32 (float64 for float64 input): x / scale, clamped to the format's largest value,
+    rounded to the nearest value of the format with ties to even, times scale, rounded to x's dtype.
+    NaN stays NaN, infinities become the largest value times scale, and a scale of 0 gives 0 for
+    every number (NaN stays NaN there too).
 
     The gradient passes straight through: 1 where abs(x) <= largest * scale, else 0 (0 at NaN); none
     goes to scale.
@@ -98,9 +99,9 @@ def _check(x: Tensor, scale: Tensor | float, format: str) -> None:
     require_same_device("fake_quant_fp8", x=x, scale=scale)
     if sizes_known() and not _broadcasts(scale, x):
         raise ValueError(
-            f"fake_quant_fp8: scale has shape {tuple(scale.shape)} and x {tuple(x.shape)}; expected "
-            f"a scale that broadcasts to x's shape, such as () or one value per row with a last "
-            f"dimension of 1"
+            f"fake_quant_fp8: scale has shape {tuple(scale.shape)} and x {tuple(x.shape)}; "
+            f"expected a scale that broadcasts to x's shape, such as () or one value per row with "
+            f"a last dimension of 1"
         )
 
 

@@ -35,14 +35,14 @@ def sample(
     """Draw one token per row, the same one whatever else is in the batch.
 
     The draw is the argmax of logits / temperature plus Gumbel noise that depends only on (seed,
-    position, token id): Philox4x32-10 with the seed as key and (token id // 4, position's low and high
-    word, 0) as counter; word token id % 4 of the block, w, gives u = (w + 0.5) / 2**32 and the noise
-    -log(-log(u)), in float64.
+    position, token id): Philox4x32-10 with the seed as key and (token id // 4, the position's low
+    word, its high word, 0) as counter; word token id % 4 of the block, w, gives
+    u = (w + 0.5) / 2**32 and the noise -log(-log(u)), in float64.
 
     Filters look at the probabilities after temperature. top_k comes first, top_p looks at what it
-    left, renormalised, and min_p at both. **Ties are kept**: a token as probable as the least probable
-    one that stays, stays too, so no filter depends on the order of tokens. The most probable token
-    always stays.
+    left, renormalised, and min_p at what both left. Ties are kept: a token as probable as the least
+    probable one that stays, stays too, so no filter depends on the order of tokens. The most
+    probable token always stays.
 
     Args:
         logits: (B, V), floating; -inf bans a token.
@@ -95,7 +95,8 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor
     for _ in range(10):
         high0, low0 = _multiply(c0, _MULTIPLIERS[0])
         high1, low1 = _multiply(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        c0, c2 = _xor(_xor(high1, c1), k0), _xor(_xor(high0, c3), k1)
+        c1, c3 = low1, low0
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
     return c0, c1, c2, c3
 
@@ -104,7 +105,12 @@ def _multiply(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     """High and low word of a product of two 32-bit words, in halves that cannot overflow int64."""
     low = (word & 0xFFFF) * factor
     middle = (word >> 16) * factor + (low >> 16)
-    return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
+    return middle >> 16, ((middle & 0xFFFF) << 16) + (low & 0xFFFF)
+
+
+def _xor(one: Tensor, other: Tensor) -> Tensor:
+    # The older ONNX exporter knows "and" on integers but no "exclusive or".
+    return one ^ other if sizes_known() else one + other - 2 * (one & other)
 
 
 def _gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
