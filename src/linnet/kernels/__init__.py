@@ -28,7 +28,7 @@ from linnet.kernels.implementation import (
     UnknownNameError,
 )
 from linnet.kernels.registry import define, implementations, prefetch, register, unregister
-from linnet.kernels.selection import generation, use
+from linnet.kernels.selection import use
 from linnet.kernels.slot import Builtin
 from linnet.kernels.slots import (
     add_rms_norm,
@@ -43,6 +43,7 @@ from linnet.kernels.slots import (
     sample,
     silu_mul,
 )
+from linnet.kernels.states import generation
 
 __all__ = [
     "Builtin",

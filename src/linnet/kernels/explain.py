@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from linnet.kernels import falls, providers
-from linnet.kernels.dispatch import called, candidates, in_force, statics
+from linnet.kernels.candidates import candidates, in_force, refused_inputs, statics
 from linnet.kernels.implementation import Implementation, Refusal
-from linnet.kernels.rules import compiled, declaration, refuse
+from linnet.kernels.rules import compiled, declaration
 from linnet.kernels.slot import Slot, slot_named, slots
+from linnet.kernels.states import pop_mode, push_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ def bind(slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
     return _binder(slot)(*args, **kwargs)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _binder(slot: Slot) -> Callable[..., tuple[Any, ...]]:
     names = ", ".join(slot.parameters.names)
     return compiled(slot.name, declaration(slot.parameters), [f"return ({names},)"], {})
@@ -231,23 +232,22 @@ def _verdicts(
     found = statics(slot, state, device)
     if choice is not None:
         found.sort(
-            key=lambda pair: choice.names.index(pair[0].name)
-            if pair[0].name in choice.names
-            else len(choice.names)
+            key=lambda pair: (
+                choice.names.index(pair[0].name)
+                if pair[0].name in choice.names
+                else len(choice.names)
+            )
         )
     if args is None:
         return found
-    return [
-        (each, refusal or called(slot, lambda *a, e=each, **k: refuse(e, *a, **k), args))
-        for each, refusal in found
-    ]
+    return [(each, refusal or refused_inputs(slot, each, args)) for each, refusal in found]
 
 
 def _explained(slot: Slot, args: tuple[Any, ...] | None) -> Explanation:
     device = _device(None) if args is None else args[0].device
     verdicts = _verdicts(slot, args)
     chosen = next((each for each, refusal in verdicts if refusal is None), None)
-    reasons = {each: refusal for each, refusal in verdicts}
+    reasons = dict(verdicts)
     rows: list[Candidate] = []
     for each in slot.registered:
         refusal = reasons.get(each)
@@ -264,13 +264,11 @@ def _explained(slot: Slot, args: tuple[Any, ...] | None) -> Explanation:
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[list[Call]]:
+def recording() -> Generator[list[Call]]:
     """Collects one `Call` for each eager slot call while it lasts, in the whole process.
 
     The calls run as they would anyway, more slowly.
     """
-    from linnet.kernels.selection import pop_mode, push_mode
-
     global _calls
     before, _calls = _calls, []
     push_mode("recording")
@@ -319,8 +317,7 @@ def history() -> History:
         tuple(falls.log),
         {
             slot.name: {
-                (each.name, str(device)): reason
-                for (each, device), reason in slot.disabled.items()
+                (each.name, str(device)): reason for (each, device), reason in slot.disabled.items()
             }
             for slot in tuple(slots.values())
             if slot.disabled

@@ -1,4 +1,4 @@
-"""What happens when an implementation raises: the next candidate runs, the failed one is disabled."""
+"""When an implementation raises: the next candidate runs, the failed one is disabled."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils import _python_dispatch as python_dispatch
 
 from linnet import env
+from linnet.kernels.candidates import called, candidates, refused_inputs
 from linnet.kernels.implementation import (
     Failure,
     FallError,
@@ -17,8 +18,8 @@ from linnet.kernels.implementation import (
     Implementation,
     UnavailableError,
 )
-from linnet.kernels.rules import refuse
 from linnet.kernels.slot import Slot, State, lock
+from linnet.kernels.states import refresh
 
 # CUDA errors after which no call in this process can be trusted (cuda.h, "the context is in an
 # inconsistent state"): illegal address, launch timeout, assert, misuse of hardware, launch failure.
@@ -47,8 +48,6 @@ log: list[Fall] = []
 
 def fell(slot: Slot, implementation: Implementation, device: torch.device, reason: str) -> None:
     """Disables an implementation on a device for the process; warns once."""
-    from linnet.kernels.selection import refresh
-
     with lock:
         if (implementation, device) in slot.disabled:
             return
@@ -93,8 +92,6 @@ def fall(slot: Slot, state: State, at: int, error: Exception, args: tuple[Any, .
     Returns:
         What the next candidate that takes the inputs computed.
     """
-    from linnet.kernels.dispatch import called, candidates
-
     if at < 0 or _propagates(error):
         if at == -1:
             called(slot, slot.reference.call, args)  # its message is the one for the caller
@@ -106,14 +103,18 @@ def fall(slot: Slot, state: State, at: int, error: Exception, args: tuple[Any, .
     if allowed[number] is slot.reference:
         raise error
     if slot.reference not in allowed:
-        raise error if calling else UnavailableError(
-            f"{allowed[number].name} refuses this call of {slot.name}: {failed[0][1]}"
+        raise (
+            error
+            if calling
+            else UnavailableError(
+                f"{allowed[number].name} refuses this call of {slot.name}: {failed[0][1]}"
+            )
         ) from error
-    if _get_current_dispatch_mode() is not None:
+    if python_dispatch._get_current_dispatch_mode() is not None:  # pyright: ignore
         # Fake tensors and the like: what fails on them says nothing about real ones.
         return called(slot, slot.reference.call, args)
     for each in allowed[number + 1 :]:
-        refusal = called(slot, lambda *a, e=each, **k: refuse(e, *a, **k), args)
+        refusal = refused_inputs(slot, each, args)
         if isinstance(refusal, Failure):
             failed.append((each, refusal.reason))
         if refusal is not None:

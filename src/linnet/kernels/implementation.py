@@ -88,7 +88,7 @@ class Counter:
         self._lock = threading.Lock()
 
     def value(self) -> int:
-        """How often `tick` was called. Reading advances the iterator too, so reads are taken off."""
+        """How often `tick` was called; reading advances the iterator, so reads are taken off."""
         with self._lock:
             self._reads += 1
             return next(self._ticks) - self._reads + 1

@@ -60,7 +60,9 @@ class Parameters:
 
     def lacking(self, slot: Parameters) -> list[str]:
         """The slot's keyword-only parameters that these do not have."""
-        return [] if self.any_keyword else [name for name in slot.keyword if name not in self.keyword]
+        return (
+            [] if self.any_keyword else [name for name in slot.keyword if name not in self.keyword]
+        )
 
     def call(self, function: str, slot: Parameters, *extra: str) -> str:
         """Source of a call of `function` with the slot's parameters, as far as it has them."""
@@ -75,7 +77,9 @@ class Parameters:
                 f"its positional parameters are ({', '.join(self.positional)}), "
                 f"the slot's are ({', '.join(slot.positional)}), in that order"
             )
-        unknown = [name for name in self.keyword if name not in slot.keyword and name not in allowed]
+        unknown = [
+            name for name in self.keyword if name not in slot.keyword and name not in allowed
+        ]
         return f"the slot has no keyword-only parameter {unknown[0]}" if unknown else None
 
 
@@ -94,7 +98,8 @@ def _parsed(text: str) -> inspect.Signature:
     kinds = inspect.Parameter
     try:
         tree = ast.parse(f"lambda {text.strip()[1:-1]}: 0", mode="eval").body
-        assert isinstance(tree, ast.Lambda) and text.strip()[:1] + text.strip()[-1:] == "()"
+        assert isinstance(tree, ast.Lambda)
+        assert text.strip()[:1] + text.strip()[-1:] == "()"
         found = tree.args
         named = [*found.posonlyargs, *found.args]
         defaults = [None] * (len(named) - len(found.defaults)) + list(found.defaults)

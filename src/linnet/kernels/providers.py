@@ -5,21 +5,20 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import sys
 import threading
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from linnet import env
+from linnet.kernels import environment, states
+from linnet.kernels.falls import provider_fell
 from linnet.kernels.implementation import Failure, Implementation, Refusal
-from linnet.kernels.parameters import Parameters
+from linnet.kernels.order import PACKAGE, entry_modules, ordered
 from linnet.kernels.rules import building
 from linnet.kernels.slot import Builtin, Slot, lock, slots
 
 GROUP = "linnet.kernels"
-PACKAGE = "linnet_kernels"
 
 
 @dataclass
@@ -27,19 +26,17 @@ class _Loading:
     """What this process has loaded, and what is loading now.
 
     Attributes:
-        modules: the modules that entry points name, by module, with the entry point's name.
         external: whether `linnet_kernels` and the entry points were loaded.
         thread: the thread that is loading.
         came: what it registered since the current provider's import began.
     """
 
-    modules: dict[str, str]
     external: bool = False
     thread: int | None = None
     came: list[Implementation] | None = None
 
 
-_loading = _Loading({})
+_loading = _Loading()
 
 
 def load(slot: Slot) -> None:
@@ -51,13 +48,11 @@ def load(slot: Slot) -> None:
     """
     if slot.loaded or _loading.thread == threading.get_ident():
         return
-    from linnet.kernels import selection
-
     with building:
         if slot.loaded:
             return
         env.strict()  # a bad value is an error now, not at the first fall
-        if not selection.environment().off:
+        if not environment.environment().off:
             before = {name: each.registered for name, each in slots.items()}
             _loading.thread = threading.get_ident()
             try:
@@ -69,8 +64,8 @@ def load(slot: Slot) -> None:
             finally:
                 _loading.thread = None
                 for name, registered in before.items():
-                    selection.adopt_loaded(slots[name], registered)
-            selection.check_environment()
+                    states.adopt_loaded(slots[name], registered)
+            environment.check_environment()
         slot.loaded = True
 
 
@@ -90,14 +85,12 @@ def _load_external() -> None:
         _import(PACKAGE, PACKAGE)
     found = importlib.metadata.entry_points(group=GROUP)
     points = sorted(found, key=lambda point: point.name)
-    _loading.modules = {point.module: point.name for point in points}
+    entry_modules.update({point.module: point.name for point in points})
     for point in points:
         _import(f"{point.name} = {point.value}", point.module)
 
 
 def _import(provider: str, module: str) -> None:
-    from linnet.kernels.falls import provider_fell
-
     _loading.came = []
     try:
         importlib.import_module(module)
@@ -112,8 +105,6 @@ def _import(provider: str, module: str) -> None:
 
 
 def _load_builtin(slot: Slot, row: Builtin) -> None:
-    from linnet.kernels.falls import provider_fell
-
     if slot.named(row.name) is not None:
         return
     refusal = _lacking(row)
@@ -149,52 +140,3 @@ def _lacking(row: Builtin) -> Refusal | None:
         if kind is None or kind.type != row.device:
             return Refusal(f"this machine has no {row.device} device")
     return None
-
-
-def ordered(implementations: list[Implementation]) -> tuple[Implementation, ...]:
-    """The implementations newest first, whoever was imported first.
-
-    From old to new: the reference, linnet's own as slots.py lists them, the package
-    `linnet_kernels`, entry points by name, then the program's own, each as registered.
-    """
-    return tuple(sorted(implementations, key=_age, reverse=True))
-
-
-def _age(implementation: Implementation) -> tuple[int, str, int]:
-    if implementation.name == "reference":
-        return (0, "", -1)
-    rows = slots[implementation.slot].builtins
-    for number, row in enumerate(rows):
-        if (row.name, row.module) == (implementation.name, implementation.module):
-            return (0, "", number)
-    origins = (implementation.module, *implementation.importing)
-    if any(_within(name, PACKAGE) for name in origins):
-        return (1, "", implementation.serial)
-    points = [point for module, point in _loading.modules.items() if _any_within(origins, module)]
-    if points:
-        return (2, min(points), implementation.serial)
-    return (3, "", implementation.serial)
-
-
-def provided(implementation: Implementation) -> bool:
-    """Whether it came from a provider rather than from the program itself."""
-    return _age(implementation)[0] < 3
-
-
-def _any_within(origins: tuple[str, ...], module: str) -> bool:
-    return any(_within(name, module) for name in origins)
-
-
-def _within(name: str, package: str) -> bool:
-    return name == package or name.startswith(package + ".")
-
-
-def importing(depth: int) -> tuple[str, ...]:
-    """The modules whose top level is running, innermost first, seen from `depth` frames up."""
-    found: list[str] = []
-    frame: Any = sys._getframe(depth)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None:
-        if frame.f_code.co_name == "<module>":
-            found.append(frame.f_globals.get("__name__", ""))
-        frame = frame.f_back
-    return tuple(found)

@@ -12,10 +12,12 @@ import torch
 
 from linnet.kernels import providers
 from linnet.kernels.dispatch import public
+from linnet.kernels.explain import active
 from linnet.kernels.implementation import Implementation, UnknownNameError
+from linnet.kernels.order import importing, ordered, provided
 from linnet.kernels.parameters import Parameters
-from linnet.kernels.selection import refresh
 from linnet.kernels.slot import Builtin, Slot, lock, slot_named, slots
+from linnet.kernels.states import refresh
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +74,8 @@ def define(
         serial=-1,
     )
     results = _results(reference)
+    if mutates and results is not None:
+        raise TypeError(f"the reference of {slot} writes to {mutates[0]}, so it must return None")
     made = Slot(slot, implementation, autocast, mutates, results, cases, builtins)
     made.registered = (implementation,)
     with lock:
@@ -163,13 +167,13 @@ def register(
         TypeError: the parameters don't fit the slot's.
     """
     module = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
-    importing = providers.importing(2)
+    under_way = importing(2)
     unknown = set(declared) - set(Declared.__annotations__)
     if unknown:
         raise TypeError(f"register has no parameter {min(unknown)!r}")
 
     def add(function: Registered) -> Registered:
-        _register(slot, function, name, declared, module, importing)
+        _register(slot, function, name, declared, module, under_way)
         return function
 
     return add if impl is None else add(impl)
@@ -209,7 +213,11 @@ def _check(made: Implementation) -> None:
     problem = made.parameters.mismatch(made.expected, *extra)
     if problem is None and made.workspace is not None:
         takes = "workspace" in made.parameters.keyword or made.parameters.any_keyword
-        problem = None if takes else "it declares a workspace and has no keyword-only parameter of that name"
+        problem = (
+            None
+            if takes
+            else "it declares a workspace and has no keyword-only parameter of that name"
+        )
     if problem is None and made.accepts is not None:
         checked = Parameters.of(made.accepts).mismatch(made.expected)
         problem = f"of its accepts: {checked}" if checked else None
@@ -227,7 +235,7 @@ def _add(slot: Slot, made: Implementation, replace: bool) -> None:
             f"{before.module}): take another name, or pass replace=True"
         )
     kept = [each for each in slot.registered if each is not before]
-    slot.registered = providers.ordered([*kept, made])
+    slot.registered = ordered([*kept, made])
     if providers.loading():
         providers.came(made)
     else:
@@ -240,7 +248,7 @@ def _repeats(before: Implementation, made: Implementation) -> bool:
         made.module,
         getattr(made.call, "__qualname__", ""),
     )
-    return same and providers.provided(before)
+    return same and provided(before)
 
 
 def unregister(slot: str, name: str) -> None:
@@ -281,6 +289,4 @@ def prefetch() -> dict[str, str]:
     Returns:
         slot name -> the implementation that would run on the device of `active()`.
     """
-    from linnet.kernels.explain import active
-
     return active()

@@ -110,7 +110,9 @@ def _any_grad(*values: object) -> bool:
 def _gradient_wanted(slot: Parameters) -> str:
     if set(slot.tensors) and all(name in slot.names for name in slot.tensors):
         each = [
-            f"({name} is not None and {name}.requires_grad)" if optional else f"{name}.requires_grad"
+            f"({name} is not None and {name}.requires_grad)"
+            if optional
+            else f"{name}.requires_grad"
             for name, optional in slot.tensors.items()
         ]
         return f"({' or '.join(each)})"
@@ -122,7 +124,7 @@ def refuse(implementation: Implementation, *args: Any, **kwargs: Any) -> Refusal
     return _refuser(implementation)(*args, **kwargs)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _refuser(implementation: Implementation) -> Callable[..., Refusal | None]:
     bound: dict[str, Any] = {"_k_Refusal": Refusal, "_k_Failure": Failure, "_k_of": refusal_of}
     body = ["try:"]

@@ -1,4 +1,4 @@
-"""Scratch memory for implementations: one buffer per user, device and stream, kept between calls."""
+"""Scratch memory for implementations: one buffer per user, device and stream."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _taken_over(user: str, size: int, device: torch.device) -> torch.Tensor:
     held = 0 if largest is None else _buffers[largest].numel()
     if largest is None or held < size:
         raise RuntimeError(
-            f"{user} needs {size} bytes of workspace and holds {held}: nothing is allocated while a "
-            "CUDA graph is captured; run the largest inputs once before the capture"
+            f"{user} needs {size} bytes of workspace and holds {held}: nothing is allocated while "
+            "a CUDA graph is captured; run the largest inputs once before the capture"
         )
     return _buffers.pop(largest)
