@@ -77,8 +77,8 @@ def refused(slot: Slot, state: State, args: tuple[Any, ...]) -> Any:
     reasons: list[str] = []
     for each, refusal in statics(slot, state, device):
         if each.name in choice.names:
-            why = refusal or refused_inputs(slot, each, args)
-            reasons.append(f"{each.name} refuses them: {why.reason if why else 'it does not'}")
+            why = refused_inputs(slot, each, args) if refusal is None else refusal
+            reasons.append(f"{each.name} refuses them: {why.reason if why is not None else 'it does not'}")
     raise UnavailableError(
         f"{choice.origin} can't be met for this call of {slot.name} on {device}: "
         f"{'; '.join(reasons)}"

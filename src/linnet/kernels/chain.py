@@ -69,7 +69,7 @@ def _report(slot: Slot, state: State, device: torch.device) -> None:
         refusal = standing(asked, device)
         warnings.warn(
             f"{choice.origin}: {slot.name} can't run by {asked.name} on this machine "
-            f"({refusal.reason if refusal else ''}); the reference runs",
+            f"({refusal.reason if refusal is not None else ''}); the reference runs",
             SelectionWarning,
             stacklevel=3,
         )

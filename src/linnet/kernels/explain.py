@@ -240,7 +240,7 @@ def _verdicts(
         )
     if args is None:
         return found
-    return [(each, refusal or refused_inputs(slot, each, args)) for each, refusal in found]
+    return [(each, refused_inputs(slot, each, args) if refusal is None else refusal) for each, refusal in found]
 
 
 def _explained(slot: Slot, args: tuple[Any, ...] | None) -> Explanation:

@@ -94,7 +94,7 @@ class Counter:
             return next(self._ticks) - self._reads + 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Implementation:
     """One way to compute a slot, as it was registered.
 
@@ -136,7 +136,10 @@ class Implementation:
     module: str = ""
     importing: tuple[str, ...] = ()
     serial: int = 0
-    calls: Counter = field(default_factory=Counter, repr=False)
+    calls: Counter = field(default_factory=Counter)
+
+    def __repr__(self) -> str:
+        return f"<{self.name} of {self.slot}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs it on the slot's arguments, whatever its checks would say."""

@@ -1,0 +1,52 @@
+"""`linear` in float32 by oneDNN, for the CPUs on which MKL runs far below the memory's rate.
+
+torch sends bfloat16 products to oneDNN by itself and float32 ones to MKL, which on AMD processors
+reads weights at less than half the rate (benchmarks/bench_cpu_kernels.py prints both).
+"""
+
+import torch
+from torch import Tensor
+
+from linnet.kernels import Refusal, register
+
+# Setting up a oneDNN product costs some 12 us; smaller weights are read in less.
+SMALLEST_WEIGHT = 1 << 17
+
+
+def _available() -> object:
+    if not torch.backends.mkldnn.is_available():
+        return Refusal("this build of torch has no oneDNN")
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return Refusal("this version of torch has no operation mkldnn::_linear_pointwise")
+    return True
+
+
+def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> object:
+    if x.device.type != "cpu":
+        return Refusal(f"needs CPU tensors, not {x.device.type}")
+    if x.dtype != torch.float32 or weight.dtype != torch.float32:
+        return Refusal(f"needs float32, not {x.dtype} with {weight.dtype} weights")
+    if x.dim() < 2 or weight.dim() != 2:
+        return Refusal(
+            f"needs x of at least two dimensions and weight of two, not {x.dim()} and {weight.dim()}"
+        )
+    if weight.shape[0] * weight.shape[1] < SMALLEST_WEIGHT:
+        return Refusal(f"needs at least {SMALLEST_WEIGHT} weights: fewer are faster without setup")
+    return True
+
+
+@register(
+    "linear",
+    name="onednn",
+    predicate=_available,
+    accepts=_accepts,
+    backward=False,
+    version=torch.__version__,
+    source="torch (oneDNN)",
+)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply by a weight matrix and add a bias; see `linnet.reference.linear`."""
+    if x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
+        raise ValueError("linear: the sizes of x, weight and bias do not fit")
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
