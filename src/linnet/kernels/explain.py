@@ -155,6 +155,21 @@ def active(device: torch.device | str | None = None) -> dict[str, str]:
     return found
 
 
+def explanations(device: torch.device | str | None = None) -> dict[str, Explanation]:
+    """`explain` for every slot on one device, inputs left aside.
+
+    Args:
+        device: as `active` takes it.
+
+    Returns:
+        slot name -> its explanation.
+    """
+    where = _device(device)
+    for slot in tuple(slots.values()):
+        providers.load(slot)
+    return {slot.name: _explained(slot, None, where) for slot in tuple(slots.values())}
+
+
 def explain(slot: str, *args: Any, **kwargs: Any) -> Explanation:
     """Every candidate of a slot, newest first, with the one reason why it is not chosen.
 
@@ -170,7 +185,7 @@ def explain(slot: str, *args: Any, **kwargs: Any) -> Explanation:
     found = slot_named(slot)
     providers.load(found)
     given = bind(found, args, kwargs)
-    return _explained(found, given)
+    return _explained(found, given, _device_of(given))
 
 
 def resolve(slot: str, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
@@ -189,7 +204,8 @@ def resolve(slot: str, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
     """
     found = slot_named(slot)
     providers.load(found)
-    for each, refusal in _verdicts(found, bind(found, args, kwargs)):
+    given = bind(found, args, kwargs)
+    for each, refusal in _verdicts(found, given, _device_of(given)):
         if refusal is None:
             return each.call
     return None
@@ -222,12 +238,15 @@ def _device(device: torch.device | str | None) -> torch.device:
     return torch.device(kind.type, torch.accelerator.current_device_index())
 
 
+def _device_of(args: tuple[Any, ...] | None) -> torch.device:
+    return _device(None) if args is None else args[0].device
+
+
 def _verdicts(
-    slot: Slot, args: tuple[Any, ...] | None
+    slot: Slot, args: tuple[Any, ...] | None, device: torch.device
 ) -> list[tuple[Implementation, Refusal | None]]:
     """The candidates in the order they are asked, with why each can't run."""
     state = slot.state()
-    device = _device(None) if args is None else args[0].device
     choice = in_force(slot, state)
     found = statics(slot, state, device)
     if choice is not None:
@@ -243,9 +262,8 @@ def _verdicts(
     return [(each, refused_inputs(slot, each, args) if refusal is None else refusal) for each, refusal in found]
 
 
-def _explained(slot: Slot, args: tuple[Any, ...] | None) -> Explanation:
-    device = _device(None) if args is None else args[0].device
-    verdicts = _verdicts(slot, args)
+def _explained(slot: Slot, args: tuple[Any, ...] | None, device: torch.device) -> Explanation:
+    verdicts = _verdicts(slot, args, device)
     chosen = next((each for each, refusal in verdicts if refusal is None), None)
     reasons = dict(verdicts)
     rows: list[Candidate] = []
@@ -291,7 +309,7 @@ def recorder(slot: Slot, chain: Callable[..., Any]) -> Callable[..., Any]:
             for name, value in zip(slot.parameters.names, args, strict=True)
             if value is not None
         }
-        _calls.append(Call(slot.name, _explained(slot, args), shapes))
+        _calls.append(Call(slot.name, _explained(slot, args, args[0].device), shapes))
         return chain(*args)
 
     return run
