@@ -134,7 +134,7 @@ def prefill_attention(
         keys, values = _rows_of(key, table, rows), _rows_of(value, table, rows)
         packed = query.unsqueeze(0).expand(lengths.shape[0], -1, -1, -1)
         return _attend(packed, keys, values, position, settings).sum(0)
-    return _prompt_by_prompt(query, key, value, starts, position, rows, table, settings)
+    return _prompt_by_prompt(query, key, value, starts, lengths, position, rows, table, settings)
 
 
 def _prompt_by_prompt(
@@ -142,6 +142,7 @@ def _prompt_by_prompt(
     key: Tensor,
     value: Tensor,
     starts: Tensor,
+    lengths: Tensor,
     position: Tensor,
     rows: Tensor | None,
     table: Tensor | None,
@@ -150,20 +151,22 @@ def _prompt_by_prompt(
     """The same, each prompt's queries against its own row alone: for calls outside of graphs."""
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     parts: list[Tensor] = []
-    # Bounds are read where that costs no synchronisation; elsewhere the mask alone decides.
-    bounds = host_integers(starts) if data_known(starts) else None
+    # Sizes are read where that costs no synchronisation; elsewhere the mask alone decides.
+    known = data_known(starts, lengths)
+    bounds = host_integers(starts) if known else []
+    counts = host_integers(lengths) if known else []
     for n in range(position.shape[0]):
         own_table = None if table is None else table[n : n + 1]
         own_row = None if rows is None else rows[n : n + 1]
         keys, values = _rows_of(key, own_table, own_row), _rows_of(value, own_table, own_row)
-        first, last = (bounds[n], bounds[n + 1]) if bounds else (0, query.shape[0])
-        own = query[first:last].unsqueeze(0)
-        place = position[n : n + 1, first:last]
-        part = _attend(own, keys, values, place, settings).squeeze(0)
-        if bounds:
-            parts.append(part)
-        else:
-            out = out + part
+        if not known:
+            own = position[n : n + 1]
+            out = out + _attend(query.unsqueeze(0), keys, values, own, settings).squeeze(0)
+        elif bounds[n] < bounds[n + 1]:
+            mine = slice(bounds[n], bounds[n + 1])
+            keys, values = keys[:, : counts[n]], values[:, : counts[n]]
+            own = position[n : n + 1, mine]
+            parts.append(_attend(query[mine].unsqueeze(0), keys, values, own, settings).squeeze(0))
     return torch.cat(parts) if parts else out
 
 

@@ -33,10 +33,10 @@ def cache_write(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, places: Tensor
 ) -> None:
     """Write tokens into a cache, in place; see `linnet.reference.cache_write`."""
-    _flat(key_cache).index_copy_(0, places, key)
-    _flat(value_cache).index_copy_(0, places, value)
-
-
-def _flat(cache: Tensor) -> Tensor:
-    """The cache (B, S, Hkv, D) as (B * S, Hkv, D), a view: an error where its strides allow none."""
-    return cache.view(-1, cache.shape[2], cache.shape[3])
+    for cache, tokens in ((key_cache, key), (value_cache, value)):
+        rows, length, heads, size = cache.shape
+        if cache.stride(0) == length * cache.stride(1):
+            cache.view(rows * length, heads, size).index_copy_(0, places, tokens)
+        else:
+            row = places.div(length, rounding_mode="floor")
+            cache.index_put_((row, places - row * length), tokens)

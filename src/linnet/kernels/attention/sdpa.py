@@ -74,7 +74,7 @@ def decode_attention(
 ) -> Tensor:
     """Attend with one query per sequence; see `linnet.reference.decode_attention`."""
     counts = _integers(lengths)
-    _check(key, value, counts, query.shape[0], table, window)
+    _check(query, key, value, counts, query.shape[0], table, window)
     batch, heads, size = query.shape
     kv_heads = key.shape[2]
     grouped = query.reshape(batch, kv_heads, heads // kv_heads, size)
@@ -83,8 +83,8 @@ def decode_attention(
             raise ValueError("decode_attention: the cache has not one row per query")
         if counts and counts.count(counts[0]) == batch and counts[0]:
             first = _first(counts[0] - 1, window)
-            seen = (cache[:, first : counts[0]].transpose(1, 2) for cache in (key, value))
-            out = scaled_dot_product_attention(grouped, *seen, scale=scale)
+            keys, values = (cache[:, first : counts[0]].transpose(1, 2) for cache in (key, value))
+            out = scaled_dot_product_attention(grouped, keys, values, scale=scale)
             return out.reshape(batch, heads, size)
     attended: list[Tensor] = []
     for n, count in enumerate(counts):
@@ -93,8 +93,8 @@ def decode_attention(
             continue
         first = _first(count - 1, window)
         pages = None if table is None else table[n]
-        seen = (_span(cache, n, pages, first, count) for cache in (key, value))
-        out = scaled_dot_product_attention(grouped[n : n + 1], *seen, scale=scale)
+        keys, values = (_span(cache, n, pages, first, count) for cache in (key, value))
+        out = scaled_dot_product_attention(grouped[n : n + 1], keys, values, scale=scale)
         attended.append(out.reshape(1, heads, size))
     return torch.cat(attended) if attended else torch.empty_like(query)
 
@@ -122,7 +122,7 @@ def prefill_attention(
     """Attend with packed prompts; see `linnet.reference.prefill_attention`."""
     counts, bounds = _integers(lengths), _integers(starts)
     order = range(len(counts)) if rows is None else _integers(rows)
-    _check(key, value, counts, len(bounds) - 1, table, window)
+    _check(query, key, value, counts, len(bounds) - 1, table, window)
     _check_prompts(query, key, counts, bounds, order, rows, table)
     attended: list[Tensor] = []
     for n, count in enumerate(counts):
@@ -130,8 +130,8 @@ def prefill_attention(
         if own.shape[0]:
             first = _first(count - own.shape[0], window)
             pages = None if table is None else table[n]
-            seen = [_span(cache, order[n], pages, first, count) for cache in (key, value)]
-            attended.append(_causal(own, *seen, scale, window))
+            keys, values = (_span(cache, order[n], pages, first, count) for cache in (key, value))
+            attended.append(_causal(own, keys, values, scale, window))
     return torch.cat(attended) if attended else torch.empty_like(query)
 
 
@@ -144,19 +144,25 @@ def _causal(
     group = heads // kv_heads
     # kv heads as the batch, so that the heads of a group share their keys by a stride of zero.
     grouped = query.reshape(count, kv_heads, group, size).permute(1, 2, 0, 3)
-    shared = (cache.squeeze(0).unsqueeze(1).expand(-1, group, -1, -1) for cache in (key, value))
-    mask = None
-    whole = count == length and (window is None or window >= length)
-    if not whole and not (count == 1 and (window is None or window >= length)):
-        place = torch.arange(length)
-        newest = torch.arange(length - count, length).unsqueeze(1)
-        mask = place <= newest
-        if window is not None:
-            mask &= place > newest - window
+    keys, values = (
+        cache.squeeze(0).unsqueeze(1).expand(-1, group, -1, -1) for cache in (key, value)
+    )
+    unbounded = window is None or window >= length
+    # torch anchors its causal triangle at the first key, which is right for whole prompts only.
+    whole = unbounded and count == length
+    mask = None if whole or (unbounded and count == 1) else _mask(count, length, window)
     out = scaled_dot_product_attention(
-        grouped, *shared, attn_mask=mask, is_causal=whole and count > 1, scale=scale
+        grouped, keys, values, attn_mask=mask, is_causal=whole and count > 1, scale=scale
     )
     return out.permute(2, 0, 1, 3).reshape(count, heads, size)
+
+
+def _mask(count: int, length: int, window: int | None) -> Tensor:
+    """What the last `count` of `length` positions see, (count, length): True where they do."""
+    place = torch.arange(length)
+    position = torch.arange(length - count, length).unsqueeze(1)
+    seen = place <= position
+    return seen if window is None else seen & (place > position - window)
 
 
 def _span(cache: Tensor, row: int, pages: Tensor | None, first: int, last: int) -> Tensor:
@@ -186,6 +192,7 @@ def _integers(tensor: Tensor) -> list[int]:
 
 
 def _check(
+    query: Tensor,
     key: Tensor,
     value: Tensor,
     counts: list[int],
@@ -194,7 +201,7 @@ def _check(
     window: int | None,
 ) -> None:
     """Refuse what slicing would take for something else; the reference has the words for it."""
-    if key.shape != value.shape or len(counts) != sequences:
+    if key.shape != value.shape or key.device != query.device or len(counts) != sequences:
         raise ValueError("key and value, or the number of lengths and of sequences, differ")
     if window is not None and window < 1:
         raise ValueError("window is less than 1")

@@ -28,7 +28,7 @@ def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> object:
         return Refusal(f"needs float32, not {x.dtype} with {weight.dtype} weights")
     if x.dim() < 2 or weight.dim() != 2:
         return Refusal(
-            f"needs x of at least two dimensions and weight of two, not {x.dim()} and {weight.dim()}"
+            f"needs x of two dimensions or more and weight of two, not {x.dim()} and {weight.dim()}"
         )
     if weight.shape[0] * weight.shape[1] < SMALLEST_WEIGHT:
         return Refusal(f"needs at least {SMALLEST_WEIGHT} weights: fewer are faster without setup")

@@ -1,6 +1,7 @@
 """`fake_quant_fp8` with the rounding step read from the exponent bits, all in place."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -57,10 +58,9 @@ def fake_quant_fp8(x: Tensor, scale: Tensor | float, *, format: str = "e4m3") ->
     """Round to what an fp8 tensor could hold; see `linnet.reference.fake_quant_fp8`."""
     factor = scale if isinstance(scale, Tensor) else torch.full((), scale, device=x.device)
     factor = factor.detach().to(torch.float32)
-    if torch.is_grad_enabled() and x.requires_grad:
-        rounded: Tensor = _Straight.apply(x, factor, format)  # pyright: ignore[reportAssignmentType]
-    else:
-        rounded = _round(x, factor, format)
+    wanted = torch.is_grad_enabled() and x.requires_grad
+    apply = cast("Callable[..., Tensor]", _Straight.apply if wanted else _round)  # pyright: ignore[reportUnknownMemberType]
+    rounded = apply(x, factor, format)
     if rounded.shape != x.shape:
         raise ValueError("fake_quant_fp8: scale does not broadcast to x's shape")
     return rounded
