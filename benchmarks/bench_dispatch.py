@@ -40,7 +40,7 @@ def takes(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
 def slot(name: str) -> Callable[..., Tensor]:
     """A slot called `name` with a lowering autocast policy whose newest implementation wins."""
-    call = kernels.define(f"bench_{name}", reference, autocast="lower")
+    call = kernels.define(f"bench_{name}", reference, autocast=("x", "weight", "bias"))
     accepts = takes if name == "guarded" else None
     kernels.register(f"bench_{name}", cheapest, name="cheapest", accepts=accepts)
     return call

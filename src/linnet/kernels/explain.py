@@ -45,11 +45,13 @@ class Explanation:
         slot: the slot's name.
         device: where the call would run.
         candidates: the implementations.
+        left_out: providers that did not load and might have had one, with the reason.
     """
 
     slot: str
     device: str
     candidates: tuple[Candidate, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> str | None:
@@ -65,9 +67,9 @@ class Explanation:
             (each.name, "chosen" if each.chosen else each.reason, each.version or "-", each.source)
             for each in self.candidates
         ]
-        return f"{self.slot} on {self.device}\n" + _table(
-            ("implementation", "chosen, or why not", "version", "source"), rows
-        )
+        head = ("implementation", "chosen, or why not", "version", "source")
+        notes = [f"left out: {each}" for each in self.left_out]
+        return "\n".join([f"{self.slot} on {self.device}", _table(head, rows), *notes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +261,10 @@ def _verdicts(
         )
     if args is None:
         return found
-    return [(each, refused_inputs(slot, each, args) if refusal is None else refusal) for each, refusal in found]
+    return [
+        (each, refused_inputs(slot, each, args) if refusal is None else refusal)
+        for each, refusal in found
+    ]
 
 
 def _explained(slot: Slot, args: tuple[Any, ...] | None, device: torch.device) -> Explanation:
@@ -278,7 +283,8 @@ def _explained(slot: Slot, args: tuple[Any, ...] | None, device: torch.device) -
             reason = f"{chosen.name} comes first"
         source = each.source or each.module
         rows.append(Candidate(each.name, each is chosen, reason, each.version, source))
-    return Explanation(slot.name, str(device), tuple(rows))
+    left_out = tuple(f"{each.implementation}: {each.reason}" for each in falls.log if not each.slot)
+    return Explanation(slot.name, str(device), tuple(rows), left_out)
 
 
 @contextlib.contextmanager
