@@ -13,7 +13,9 @@ from linnet.kernels.slot import lock, slots
 _numbers = itertools.count()
 
 
-def doubled(x: torch.Tensor, y: torch.Tensor | None = None, *, power: float | None = None) -> torch.Tensor:
+def doubled(
+    x: torch.Tensor, y: torch.Tensor | None = None, *, power: float | None = None
+) -> torch.Tensor:
     """Twice x, to a power."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"doubled: x must be a tensor, not {type(x).__name__}")

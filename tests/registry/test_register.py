@@ -73,7 +73,7 @@ def test_replace_puts_the_new_function_in_its_place(slot):
 
 
 def test_an_unknown_slot_is_an_error_that_lists_the_known_ones():
-    with pytest.raises(kernels.UnknownNameError, match="decode_attention.*linear"):
+    with pytest.raises(kernels.UnknownNameError, match=r"decode_attention.*linear"):
         kernels.register("liner", lambda x: x, name="mine")
 
 

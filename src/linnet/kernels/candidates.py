@@ -78,7 +78,9 @@ def refused(slot: Slot, state: State, args: tuple[Any, ...]) -> Any:
     for each, refusal in statics(slot, state, device):
         if each.name in choice.names:
             why = refused_inputs(slot, each, args) if refusal is None else refusal
-            reasons.append(f"{each.name} refuses them: {why.reason if why is not None else 'it does not'}")
+            reasons.append(
+                f"{each.name} refuses them: {why.reason if why is not None else 'it does not'}"
+            )
     raise UnavailableError(
         f"{choice.origin} can't be met for this call of {slot.name} on {device}: "
         f"{'; '.join(reasons)}"

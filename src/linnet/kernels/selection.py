@@ -19,7 +19,8 @@ from linnet.kernels.states import Request, choice_of, gates, refresh, stack, sta
 class _Traced:
     """The requests that a `use` inside compiled code has entered, outermost first."""
 
-    requests: tuple[tuple[str | None, tuple[tuple[str, tuple[str, ...]], ...]], ...] = ()
+    def __init__(self) -> None:
+        self.requests: tuple[tuple[str | None, tuple[tuple[str, tuple[str, ...]], ...]], ...] = ()
 
 
 _traced = _Traced()
