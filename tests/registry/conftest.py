@@ -55,8 +55,8 @@ def undisturbed(monkeypatch):
     """Each test sees default variables, and leaves no fall and no registration behind."""
     monkeypatch.delenv("LINNET_KERNELS", raising=False)
     monkeypatch.delenv("LINNET_STRICT", raising=False)
-    monkeypatch.setattr(environment, "_environment", None)
     known = {name: kernels.implementations(name) for name in list(slots)}
+    monkeypatch.setattr(environment, "_environment", None)
     logged = len(falls.log)
     yield
     del falls.log[logged:]
