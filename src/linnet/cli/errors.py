@@ -1,0 +1,44 @@
+"""One line on standard error in place of a traceback."""
+
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+FAILED = 2
+"""The exit status after an error; 1 is left for `linnet kernels --diff` finding a difference."""
+
+
+class Commands(TyperGroup):
+    """The commands, with errors told in one line and broken pipes taken as the end."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command.
+
+        Raises:
+            typer.Exit: with `FAILED` after an error, which is printed.
+        """
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # The reader has gone (`linnet kernels | head`); closing stdout must not fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(FAILED) from None
+        except (OSError, ValueError, LookupError, TypeError, ImportError, RuntimeError) as error:
+            if type(error).__module__.partition(".")[0] in ("click", "typer"):
+                raise  # exits and usage errors, which have their own way out
+            typer.echo(f"error: {message(error)}", err=True)
+            raise typer.Exit(FAILED) from None
+
+
+def message(error: BaseException) -> str:
+    """The error in one line; the type is named where the text alone would not say enough."""
+    text = " ".join(str(error).split())
+    plain = type(error).__module__.startswith("linnet") or type(error) in (ValueError, TypeError)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    if text and (plain or isinstance(error, OSError | ImportError | RuntimeError)):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
