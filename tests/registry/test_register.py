@@ -22,6 +22,15 @@ def test_a_slot_keeps_the_references_signature_and_documentation():
     assert kernels.linear.__name__ == "linear"
 
 
+def test_slots_can_be_pickled_and_copied():
+    import copy
+    import pickle
+
+    for call in (kernels.linear, kernels.cache_write):
+        assert pickle.loads(pickle.dumps(call)) is call
+        assert copy.deepcopy(call) is call
+
+
 def test_the_newest_implementation_wins(slot):
     slot.add("one", 1)
     slot.add("two", 2)

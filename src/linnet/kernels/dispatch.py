@@ -35,8 +35,8 @@ class _TracedFunctions:
 _traced_functions = _TracedFunctions()
 
 
-def public(slot: Slot, reference: Callable[..., Any]) -> Callable[..., Any]:
-    """The slot's public function: the reference's signature, annotations and documentation."""
+def public(slot: Slot, reference: Callable[..., Any], module: str) -> Callable[..., Any]:
+    """The slot's public function, with the reference's signature and documentation."""
     names = ", ".join(slot.parameters.names)
     body = [
         "if _k_is_compiling():",
@@ -63,7 +63,7 @@ def public(slot: Slot, reference: Callable[..., Any]) -> Callable[..., Any]:
     function = compiled(slot.name, declaration(slot.parameters), body, bound)
     function.__doc__ = reference.__doc__
     function.__annotations__ = typing.get_type_hints(reference)
-    function.__module__ = "linnet.kernels"
+    function.__module__ = module
     function.__qualname__ = slot.name
     return function
 

@@ -81,8 +81,13 @@ def define(
     with lock:
         slots[slot] = made
         refresh(made)
-    made.call = public(made, reference)
+    made.call = public(made, reference, _caller())
     return typing.cast(Callable[P, R], made.call)
+
+
+def _caller() -> str:
+    """The module from which the public function was called that calls this."""
+    return sys._getframe(2).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
 
 
 def _check_definition(slot: str, parameters: Parameters, named: tuple[str, ...]) -> None:
@@ -166,7 +171,7 @@ def register(
         ValueError: the name is taken, and `replace` is not given.
         TypeError: the parameters don't fit the slot's.
     """
-    module = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
+    module = _caller()
     under_way = importing(2)
     unknown = set(declared) - set(Declared.__annotations__)
     if unknown:
