@@ -12,8 +12,10 @@ from rich.table import Table
 from torch.utils.hooks import RemovableHandle
 
 import linnet.kernels as kernels
-from linnet.cli.kernels import known_device
+from linnet.cli.device import device_named
 from linnet.cli.screen import console
+from linnet.cli.source import located
+from linnet.models.load import load
 
 Modules = Iterable[tuple[str, torch.nn.Module]]
 
@@ -28,7 +30,7 @@ def slot_names() -> set[str]:
 
 def show_slot(slot: str, device: str | None, as_json: bool) -> None:
     """Prints every candidate of a slot, newest first, inputs left aside."""
-    found = kernels.explanations(known_device(device))[slot]
+    found = kernels.explanations(device_named(device))[slot]
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
         return
@@ -139,11 +141,10 @@ def newer(explanation: kernels.Explanation) -> list[str]:
     return found
 
 
-def show_model(source: str, device: str | None, dtype: str, as_json: bool) -> None:
+def show_model(source: str, device: str | None, dtype: str | None, as_json: bool) -> None:
     """Prints every slot call of a prompt's pass and of the decoding step after it."""
-    from linnet.cli.loading import loaded
-
-    model = loaded(source, device, dtype)
+    where = device_named(device)
+    model = load(located(source), device=where, dtype=dtype)
     found = explained(model)
     if as_json:
         typer.echo(

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from linnet import __version__, env
+from linnet.cli.device import device_named
 from linnet.cli.screen import console
 from linnet.kernels import explanations
 
@@ -20,29 +21,10 @@ FORMAT = 1
 MACHINE = ("linnet", "torch", "python", "system", "device", "device_name", "selection")
 
 
-def known_device(device: str | None) -> torch.device | None:
-    """The device asked about; None stays None.
-
-    Raises:
-        ValueError: the text names no device, or one that this machine lacks.
-    """
-    if device is None:
-        return None
-    here = ["cpu"]
-    kind = torch.accelerator.current_accelerator(check_available=True)
-    if kind is not None:
-        count = torch.accelerator.device_count()
-        here += [f"{kind.type}:{index}" for index in range(count)]
-    asked = device if device == "cpu" or ":" in device else f"{device}:0"
-    if asked not in here:
-        raise ValueError(f"this machine has no device {device!r}; it has: {', '.join(here)}")
-    return torch.device(asked)
-
-
 def report(device: str | None) -> dict[str, Any]:
     """What `linnet kernels --json` prints: the machine, and each slot's candidates with reasons."""
-    found = explanations(known_device(device))
-    on = torch.device(next(iter(found.values())).device)
+    on = device_named(device)
+    found = explanations(on)
     return {
         "format": FORMAT,
         "linnet": __version__,
