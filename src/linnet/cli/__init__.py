@@ -99,28 +99,49 @@ def generate_command(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the model is asked.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to answer.")] = 256,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="0: always the likeliest token; else it samples.")
+        float, typer.Option(help="0 always takes the likeliest token; above, it draws.")
     ] = 0.0,
     top_k: Annotated[
-        int | None, typer.Option(min=1, help="Sample among the k likeliest tokens.")
+        int | None, typer.Option(show_default=False, help="Draw among the k likeliest tokens.")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="Sample among the likeliest that make up p."),
+        typer.Option(show_default=False, help="Draw among the likeliest that make up p."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same tokens.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(show_default=False, help="The same seed draws the same tokens.")
+    ] = None,
     dtype: Dtype = None,
     device: Device = None,
     chat: Annotated[
-        bool, typer.Option("--chat/--no-chat", help="Whether to put PROMPT into the chat template.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            show_default=False,
+            help="Put PROMPT into the chat template, as is done where the checkpoint has one.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Answer a prompt token by token; figures and what really ran come last, on standard error."""
-    from linnet.cli.generate import Sampling, answer
+    """Answer a prompt token by token.
 
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    answer(model, prompt, max_new_tokens, sampling, dtype, device, chat, json)
+    The text goes to standard output; speed and what really ran follow on standard error.
+    """
+    from linnet.cli.generate import Request, answer
+
+    request = Request(
+        model=model,
+        prompt=prompt,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        chat=chat,
+    )
+    answer(request, json)
 
 
 __all__ = ["app"]

@@ -1,7 +1,6 @@
-"""One line on standard error in place of a traceback."""
+"""One line on standard error in place of a traceback, and for a warning."""
 
-import os
-import sys
+import warnings
 from typing import Any
 
 import typer
@@ -12,7 +11,7 @@ FAILED = 2
 
 
 class Commands(TyperGroup):
-    """The commands, with errors told in one line and broken pipes taken as the end."""
+    """The commands, with errors and warnings told in one line each."""
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command.
@@ -21,16 +20,20 @@ class Commands(TyperGroup):
             typer.Exit: with `FAILED` after an error, which is printed.
         """
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                return super().invoke(ctx)
         except BrokenPipeError:
-            # The reader has gone (`linnet kernels | head`); closing stdout must not fail again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(FAILED) from None
+            raise  # the reader has gone (`linnet kernels | head`), which typer takes as the end
         except (OSError, ValueError, LookupError, TypeError, ImportError, RuntimeError) as error:
             if type(error).__module__.partition(".")[0] in ("click", "typer"):
                 raise  # exits and usage errors, which have their own way out
             typer.echo(f"error: {message(error)}", err=True)
             raise typer.Exit(FAILED) from None
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    typer.echo(f"warning: {' '.join(str(message).split())}", err=True)
 
 
 def message(error: BaseException) -> str:

@@ -3,18 +3,23 @@
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 import typer
 from rich.table import Table
-from torch.utils.hooks import RemovableHandle
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 import linnet.kernels as kernels
 from linnet.cli.device import device_named
 from linnet.cli.screen import console
 from linnet.cli.source import located
+from linnet.models.decoder import Decoder
+from linnet.models.generate import generate
 from linnet.models.load import load
 
 Modules = Iterable[tuple[str, torch.nn.Module]]
@@ -73,8 +78,18 @@ class Site:
         }
 
 
-def recorded(model: torch.nn.Module, run: Callable[[], object]) -> list[tuple[str, kernels.Call]]:
-    """The slot calls of `run`, each with the path of the module of `model` that made it."""
+def recorded(
+    model: torch.nn.Module, run: Callable[[list[kernels.Call]], object]
+) -> list[tuple[str, kernels.Call]]:
+    """The slot calls of `run`, each with the path of the module of `model` that made it.
+
+    Args:
+        model: whose modules.
+        run: does the calls; it is given the list that they are recorded in.
+    """
+    # Hooks for all modules, since a model may run differently where a module has hooks of its own:
+    # sibling projections that it would join are then called one by one.
+    names = {id(module): name for name, module in cast(Modules, model.named_modules())}
     paths: list[str] = []
     inside = [""]
     with kernels.recording() as calls:
@@ -82,20 +97,20 @@ def recorded(model: torch.nn.Module, run: Callable[[], object]) -> list[tuple[st
         def settle() -> None:
             paths.extend([inside[-1]] * (len(calls) - len(paths)))
 
-        def enter(name: str, *_: object) -> None:
+        def enter(module: torch.nn.Module, *_: object) -> None:
             settle()
-            inside.append(name)
+            inside.append(names.get(id(module), inside[-1]))
 
         def leave(*_: object) -> None:
             settle()
             inside.pop()
 
-        hooks: list[RemovableHandle] = []
+        hooks = (
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, always_call=True),
+        )
         try:
-            for name, module in cast(Modules, model.named_modules()):
-                hooks.append(module.register_forward_pre_hook(partial(enter, name)))
-                hooks.append(module.register_forward_hook(leave, always_call=True))
-            run()
+            run(calls)
             settle()
         finally:
             for hook in hooks:
@@ -144,7 +159,13 @@ def newer(explanation: kernels.Explanation) -> list[str]:
 def show_model(source: str, device: str | None, dtype: str | None, as_json: bool) -> None:
     """Prints every slot call of a prompt's pass and of the decoding step after it."""
     where = device_named(device)
-    model = load(located(source), device=where, dtype=dtype)
+    path = located(source)
+    if "/" not in path and not Path(path).exists():
+        raise ValueError(
+            f"{source} is neither a slot ({', '.join(sorted(slot_names()))}) nor a model: "
+            "a model is a Hugging Face folder, a .gguf file or a Hub id (owner/name)"
+        )
+    model = load(path, device=where, dtype=dtype)
     found = explained(model)
     if as_json:
         typer.echo(
@@ -160,16 +181,19 @@ def show_model(source: str, device: str | None, dtype: str | None, as_json: bool
         out.print(f"left out: {note}")
 
 
-@torch.inference_mode()
-def explained(model: Any) -> list[Site]:
-    """The slot calls of a decoder: of a prompt of `PROMPT` tokens, then of one step."""
-    device = model.lm_head.weight.device
-    tokens = torch.zeros((1, PROMPT), dtype=torch.int64, device=device)
-    row, length = tokens[0, :1], tokens.new_full((1,), PROMPT)
+def explained(model: Decoder) -> list[Site]:
+    """The slot calls of a generation of two tokens: of the prompt, then of one decoding step."""
+    bounds: list[int] = []
+
+    def run(calls: list[kernels.Call]) -> None:
+        def note(*_: object) -> None:
+            bounds.append(len(calls))
+
+        generate(model, [0] * PROMPT, max_new_tokens=2, eos=(), on_token=note)
+
+    calls = recorded(model, run)
+    first = bounds[0]
     return [
-        *sites(
-            f"a prompt of {PROMPT} tokens",
-            recorded(model, lambda: model.prefill_slots(tokens, row, length)),
-        ),
-        *sites("one decoding step", recorded(model, lambda: model.decode(tokens[:, :1], length))),
+        *sites(f"a prompt of {PROMPT} tokens", calls[:first]),
+        *sites("one decoding step", calls[first:]),
     ]
