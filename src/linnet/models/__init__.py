@@ -1,0 +1,27 @@
+"""Decoders whose call sites are slots, and the loader that fills them from checkpoints."""
+
+from linnet.models.checkpoint import CheckpointError
+from linnet.models.decoder import Decoder
+from linnet.models.families import FAMILIES, ConfigError, DecoderConfig, parse_config
+from linnet.models.generate import Generation, generate
+from linnet.models.load import load
+from linnet.models.template import BrokenTemplateError, ChatTemplate, TemplateError
+from linnet.models.tokenizer import Detokenizer, Tokenizer, load_tokenizer
+
+__all__ = [
+    "FAMILIES",
+    "BrokenTemplateError",
+    "ChatTemplate",
+    "CheckpointError",
+    "ConfigError",
+    "Decoder",
+    "DecoderConfig",
+    "Detokenizer",
+    "Generation",
+    "TemplateError",
+    "Tokenizer",
+    "generate",
+    "load",
+    "load_tokenizer",
+    "parse_config",
+]

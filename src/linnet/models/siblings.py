@@ -1,0 +1,171 @@
+"""Linears that read the same input (q, k, v; gate, up), run as one product without a copy.
+
+Their weights lie one after another in one storage and each parameter is a view of its part, so
+the joined weight is a view too. `state_dict` and everything else see ordinary parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from linnet import kernels
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear` whose product is the slot `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., in_features) -> (..., out_features), in the weight's dtype."""
+        return kernels.linear(input, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A parameter as it was when the join was made."""
+
+    module: nn.Module
+    name: str
+    field: str
+    parameter: nn.Parameter
+    pointer: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Join:
+    weight: Tensor
+    bias: Tensor | None
+    sizes: list[int]
+    parts: tuple[_Part, ...]
+
+    def holds(self, modules: dict[str, nn.Module | None]) -> bool:
+        """Whether running the joined view is still the same as calling every sibling.
+
+        Not when one was replaced or wrapped, has hooks, or had its parameter replaced or moved;
+        and not when gradients are wanted, which must reach the parameters themselves.
+        """
+        wanted = torch.is_grad_enabled()
+        for part in self.parts:
+            module, parameter = part.module, part.parameter
+            if (
+                modules.get(part.name) is not module
+                or module._parameters.get(part.field) is not parameter  # pyright: ignore[reportPrivateUsage]
+                or parameter.data_ptr() != part.pointer
+                or (wanted and parameter.requires_grad)
+                or module._forward_hooks  # pyright: ignore[reportPrivateUsage]
+                or module._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]
+            ):
+                return False
+        return True
+
+
+class Siblings(nn.Module):
+    """Base of modules that hold groups of sibling linears, named in `siblings`.
+
+    Adjacency survives `to`, `half`, `deepcopy` and pickling. Where it doesn't hold, each linear is
+    called by itself: while a graph is recorded (which would keep the joined weight a second time),
+    when gradients are wanted, and when a sibling was replaced, wrapped or hooked.
+    """
+
+    siblings: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._joins: dict[tuple[str, ...], _Join] = {}
+
+    def project(self, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
+        """The siblings' outputs for x (..., K), in the order of `names`."""
+        if not torch.compiler.is_compiling() and not torch.jit.is_tracing():
+            join = self._joins.get(names)
+            if join is not None and join.holds(self._modules):
+                return kernels.linear(x, join.weight, join.bias).split(join.sizes, -1)
+        return tuple(cast("nn.Module", self._modules[name])(x) for name in names)
+
+    def lay_adjacent(self, device: torch.device | None = None) -> None:
+        """Lays each group's parameters one after another in one storage.
+
+        Copies only where they don't lie so already.
+
+        Args:
+            device: Where parameters on the meta device get memory, not filled; None leaves them.
+        """
+        self._joins.clear()
+        for names in self.siblings:
+            linears = [cast("Linear", self._modules[name]) for name in names]
+            weight = _lay(linears, "weight", device)
+            bias = _lay(linears, "bias", device) if linears[0].bias is not None else None
+            if weight is None or (bias is None) != (linears[0].bias is None):
+                continue
+            parts = tuple(
+                _Part(linear, name, field, parameter, parameter.data_ptr())
+                for name, linear in zip(names, linears, strict=True)
+                for field, parameter in linear.named_parameters(recurse=False)
+            )
+            sizes = [linear.weight.shape[0] for linear in linears]
+            self._joins[names] = _Join(weight, bias, sizes, parts)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.lay_adjacent()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_joins": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.lay_adjacent()
+
+
+def _lay(linears: list[Linear], field: str, device: torch.device | None) -> Tensor | None:
+    """Makes the parameters views of one storage and returns it as one tensor, if that can be."""
+    parameters = [linear._parameters.get(field) for linear in linears]  # pyright: ignore[reportPrivateUsage]
+    first = parameters[0]
+    if first is None or not all(
+        type(parameter) is nn.Parameter
+        and parameter.dtype == first.dtype
+        and parameter.device == first.device
+        and parameter.shape[1:] == first.shape[1:]
+        for parameter in parameters
+    ):
+        return None
+    parameters = cast("list[nn.Parameter]", parameters)
+    if first.is_meta and device is None:
+        return None
+    joined = None if first.is_meta else _adjacent(parameters)
+    if joined is not None:
+        return joined
+    shape = (sum(parameter.shape[0] for parameter in parameters), *first.shape[1:])
+    joined = torch.empty(shape, dtype=first.dtype, device=device if first.is_meta else first.device)
+    start = 0
+    for linear, parameter in zip(linears, parameters, strict=True):
+        part = joined[start : start + parameter.shape[0]]
+        start += parameter.shape[0]
+        if parameter.is_meta:
+            wanted = parameter.requires_grad
+            linear.register_parameter(field, nn.Parameter(part, requires_grad=wanted))
+        else:
+            part.copy_(parameter.detach())
+            parameter.data = part
+    return joined
+
+
+def _adjacent(parameters: list[nn.Parameter]) -> Tensor | None:
+    """One view over parameters that lie one after another in one storage, or None."""
+    first = parameters[0].detach()
+    storage = first.untyped_storage()
+    place = first.storage_offset()
+    for parameter in parameters:
+        if (
+            not parameter.is_contiguous()
+            or parameter.untyped_storage().data_ptr() != storage.data_ptr()
+            or parameter.storage_offset() != place
+        ):
+            return None
+        place += parameter.numel()
+    rows = sum(parameter.shape[0] for parameter in parameters)
+    return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())

@@ -1,0 +1,374 @@
+"""Text to token ids and back: tokenizer.json, or the vocabulary inside a GGUF file."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from linnet.models.byte_level import build_byte_level, import_tokenizers
+from linnet.models.gguf_header import read_header
+from linnet.models.safetensors_header import CheckpointError
+from linnet.models.sentencepiece import SentencePiece
+from linnet.models.sources import locate
+from linnet.models.template import ChatTemplate, Message
+
+# Tokens that end a turn, where a template writes them: checkpoints often name only one end token,
+# and a chat that runs past the end of a turn answers itself.
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+_REPLACEMENT = "\ufffd"
+# An incomplete character is at most three bytes, so this many tokens without one are no character.
+_LONGEST_WAIT = 8
+
+
+class Vocabulary(Protocol):
+    """What turns text into ids; adds no special tokens by itself."""
+
+    def __len__(self) -> int: ...
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+    def token(self, number: int) -> str: ...
+    def token_id(self, piece: str) -> int | None: ...
+    def is_special(self, number: int) -> bool: ...
+
+
+class _FromLibrary:
+    """A `tokenizers.Tokenizer` as a vocabulary."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {number for number, token in added.items() if token.special}
+
+    def __len__(self) -> int:
+        return self.tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+
+    def token(self, number: int) -> str:
+        return self.tokenizer.id_to_token(number)
+
+    def token_id(self, piece: str) -> int | None:
+        return self.tokenizer.token_to_id(piece)
+
+    def is_special(self, number: int) -> bool:
+        return number in self._special
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Encodes and decodes text, and renders chats.
+
+    Attributes:
+        vocabulary: What knows the tokens.
+        prefix: Ids put before a text that is encoded with special tokens.
+        suffix: Ids put behind it.
+        bos: The id of the start token, if there is one.
+        stops: Ids that end a generation.
+        template: The chat template, if there is one.
+    """
+
+    vocabulary: Vocabulary
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    bos: int | None = None
+    stops: frozenset[int] = frozenset()
+    template: ChatTemplate | None = None
+
+    def __len__(self) -> int:
+        """The number of ids."""
+        return len(self.vocabulary)
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Ids of a text.
+
+        Args:
+            text: Special tokens written in it are found, as transformers does.
+            add_special: Put the tokenizer's own start and end tokens around it. A text that
+                already begins with the start token (a rendered chat) doesn't get a second one.
+
+        Returns:
+            The ids.
+        """
+        ids = self.vocabulary.encode(text)
+        if not add_special:
+            return ids
+        twice = self.prefix and ids[: len(self.prefix)] == list(self.prefix)
+        return [*(() if twice else self.prefix), *ids, *self.suffix]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ids; what is no UTF-8 becomes U+FFFD."""
+        return self.vocabulary.decode(ids, skip_special=skip_special)
+
+    def stream(self, *, skip_special: bool = True) -> Detokenizer:
+        """A detokenizer for ids that come one by one."""
+        return Detokenizer(self, skip_special=skip_special)
+
+    def chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> list[int]:
+        """Ids of a conversation: the template's text, encoded without adding special tokens.
+
+        Args:
+            messages: As in `ChatTemplate.render`.
+            add_generation_prompt: End with the header of the assistant's turn.
+            variables: More names for the template, `tools` among them.
+
+        Raises:
+            TemplateError: The template refused the messages, or failed.
+            ValueError: There is no template, or a message has an impossible shape.
+        """
+        if self.template is None:
+            raise ValueError(
+                "this tokenizer has no chat template: encode a plain prompt, or put a "
+                "chat_template.jinja beside tokenizer.json"
+            )
+        text = self.template.render(
+            messages, add_generation_prompt=add_generation_prompt, **variables
+        )
+        return self.encode(text, add_special=False)
+
+
+class Detokenizer:
+    """Text of ids as they come; the end of an incomplete character waits for the next.
+
+    The pieces joined are what decoding all ids at once gives.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._ids: list[int] = []
+        # Text up to `_told` is out; decoding starts a little earlier, at `_from`, because what a
+        # token spells can depend on the one before it.
+        self._from = self._told = 0
+
+    def push(self, number: int) -> str:
+        """The text that this id completes; empty while a character is incomplete."""
+        self._ids.append(number)
+        waited = len(self._ids) - self._told
+        return self._advance(force=waited > _LONGEST_WAIT)
+
+    def finish(self) -> str:
+        """What was still waiting."""
+        return self._advance(force=True)
+
+    def _advance(self, *, force: bool) -> str:
+        before = self._decode(self._ids[self._from : self._told])
+        text = self._decode(self._ids[self._from :])
+        if len(text) <= len(before) or (text.endswith(_REPLACEMENT) and not force):
+            return ""
+        self._from, self._told = self._told, len(self._ids)
+        return text[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special=self._skip_special) if ids else ""
+
+
+def load_tokenizer(source: str | Path) -> Tokenizer:
+    """The tokenizer of a checkpoint.
+
+    Args:
+        source: What `load` takes: a folder with tokenizer.json, a .gguf file, or a Hub id; or a
+            tokenizer.json itself.
+
+    Returns:
+        The tokenizer, with the checkpoint's end tokens and chat template.
+
+    Raises:
+        FileNotFoundError: There is no tokenizer there.
+        CheckpointError: It can't be read.
+        BrokenTemplateError: Its chat template can't.
+        ImportError: A package it needs is not installed.
+    """
+    path = locate(source, need="tokenizer")
+    return _from_gguf(path) if path.suffix == ".gguf" else _from_folder(path)
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    file = folder / "tokenizer.json" if folder.is_dir() else folder
+    folder = file.parent
+    if not file.is_file():
+        others = [n for n in ("tokenizer.model", "vocab.json") if (folder / n).exists()]
+        raise FileNotFoundError(
+            f"{file} is not there"
+            + (f"; linnet doesn't read {others[0]}, save the fast tokenizer" if others else "")
+        )
+    try:
+        tokenizer = import_tokenizers().Tokenizer.from_file(str(file))
+    except ImportError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{file} can't be read: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    vocabulary = _FromLibrary(tokenizer)
+    config = _read_json(folder / "tokenizer_config.json")
+    special = _special_texts(_read_json(folder / "special_tokens_map.json") | config)
+    bos, eos = (_token_id(vocabulary, special.get(name)) for name in ("bos_token", "eos_token"))
+    if "add_bos_token" in config or "add_eos_token" in config:
+        prefix = (bos,) if config.get("add_bos_token") and bos is not None else ()
+        suffix = (eos,) if config.get("add_eos_token") and eos is not None else ()
+    else:
+        prefix, suffix = _around(tokenizer, vocabulary)
+    template = _folder_template(folder, config, special)
+    stops = _folder_stops(folder) | ({eos} if eos is not None else set[int]())
+    return Tokenizer(
+        vocabulary, prefix, suffix, bos, _with_turn_ends(stops, vocabulary, template), template
+    )
+
+
+def _around(tokenizer: Any, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the tokenizer's own post-processor puts before and behind a text."""
+    probe = "a"
+    plain = vocabulary.encode(probe)
+    full: list[int] = tokenizer.encode(probe, add_special_tokens=True).ids
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return tuple(full[:start]), tuple(full[start + len(plain) :])
+    return (), ()
+
+
+def _folder_template(
+    folder: Path, config: Mapping[str, Any], special: Mapping[str, str]
+) -> ChatTemplate | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return ChatTemplate(file.read_text(encoding="utf-8"), special)
+    source = config.get("chat_template")
+    if source is None:
+        source = _read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(source, list):
+        named = {
+            entry.get("name"): entry.get("template")
+            for entry in cast("list[Any]", source)
+            if isinstance(entry, dict)
+        }
+        source = named.get("default")
+    return ChatTemplate(source, special) if isinstance(source, str) else None
+
+
+def _folder_stops(folder: Path) -> set[int]:
+    generation = _read_json(folder / "generation_config.json")
+    eos = generation.get("eos_token_id", _read_json(folder / "config.json").get("eos_token_id"))
+    numbers = cast("list[Any]", eos) if isinstance(eos, list) else [eos]
+    return {number for number in numbers if type(number) is int}
+
+
+def _from_gguf(path: Path) -> Tokenizer:
+    metadata = read_header(path).metadata
+
+    def listed(name: str, of: type | tuple[type, ...], default: Any = None) -> Any:
+        value = metadata.get(f"tokenizer.ggml.{name}", default)
+        if not isinstance(value, list) or not all(
+            isinstance(entry, of) for entry in cast("list[Any]", value)
+        ):
+            raise CheckpointError(f"{path}: the metadata needs the list tokenizer.ggml.{name}")
+        return cast("list[Any]", value)
+
+    tokens: list[str] = listed("tokens", str)
+    kinds: list[int] = listed("token_type", int, [1] * len(tokens))
+    if len(kinds) != len(tokens):
+        raise CheckpointError(f"{path}: {len(tokens)} tokens but {len(kinds)} token types")
+
+    def number(name: str) -> int | None:
+        value = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return value if type(value) is int and 0 <= value < len(tokens) else None
+
+    vocabulary: Vocabulary
+    model = metadata.get("tokenizer.ggml.model")
+    if model == "gpt2":
+        cut = metadata.get("tokenizer.ggml.pre")
+        if cut is None:
+            warnings.warn(
+                f"{path} doesn't say how its tokenizer cuts text; taking 'default'", stacklevel=3
+            )
+            cut = "default"
+        merges = listed("merges", str)
+        vocabulary = _FromLibrary(build_byte_level(tokens, kinds, merges, cut, str(path)))
+    elif model == "llama":
+        vocabulary = _scored(path, metadata, tokens, kinds, listed("scores", float))
+    else:
+        raise CheckpointError(
+            f"{path}: tokenizer.ggml.model is {model!r}; linnet reads 'gpt2' (byte-level BPE) and "
+            "'llama' (SentencePiece BPE)"
+        )
+    bos, eos = number("bos"), number("eos")
+    special = {
+        f"{short}_token": tokens[value]
+        for short, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+        if (value := number(name)) is not None
+    }
+    source = metadata.get("tokenizer.chat_template")
+    template = ChatTemplate(source, special) if isinstance(source, str) else None
+    # A SentencePiece vocabulary has a start token in front unless the file says otherwise.
+    add_bos = metadata.get("tokenizer.ggml.add_bos_token", model == "llama")
+    add_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
+    stops = {value for name in ("eos", "eot", "eom") if (value := number(name)) is not None}
+    return Tokenizer(
+        vocabulary,
+        (bos,) if add_bos and bos is not None else (),
+        (eos,) if add_eos and eos is not None else (),
+        bos,
+        _with_turn_ends(stops, vocabulary, template),
+        template,
+    )
+
+
+def _scored(
+    path: Path, metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], scores: Any
+) -> SentencePiece:
+    if metadata.get("tokenizer.ggml.remove_extra_whitespaces"):
+        raise CheckpointError(f"{path}: its tokenizer drops repeated spaces, linnet's doesn't")
+    try:
+        return SentencePiece(
+            tokens,
+            scores,
+            kinds,
+            unknown=metadata.get("tokenizer.ggml.unknown_token_id", 0),
+            space_prefix=metadata.get("tokenizer.ggml.add_space_prefix", True),
+        )
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _with_turn_ends(
+    stops: set[int], vocabulary: Vocabulary, template: ChatTemplate | None
+) -> frozenset[int]:
+    written = template.source if template else ""
+    ends = (vocabulary.token_id(token) for token in _TURN_ENDS if token in written)
+    return frozenset(stops | {n for n in ends if n is not None and vocabulary.is_special(n)})
+
+
+def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        if isinstance(value, dict):
+            value = cast("dict[str, Any]", value).get("content")
+        if isinstance(value, str):
+            texts[name] = value
+    return texts
+
+
+def _token_id(vocabulary: Vocabulary, text: str | None) -> int | None:
+    return None if text is None else vocabulary.token_id(text)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content: Any = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} must hold a JSON object")
+    return cast("dict[str, Any]", content)
