@@ -1,8 +1,7 @@
 """Every environment variable that linnet reads: name, type, default, meaning.
 
 The accessors read `os.environ` when they are called, so a caller that wants a value to hold for the
-whole process reads it once and keeps it (the registry does so for `LINNET_KERNELS` and
-`LINNET_STRICT`). `python -m linnet.env` prints docs/environment.md.
+whole process reads it once and keeps it, as the registry does with `LINNET_KERNELS`. `python -m linnet.env` prints docs/environment.md.
 """
 
 import os
@@ -53,7 +52,8 @@ STRICT = Variable(
     default="0",
     meaning=(
         "On: an implementation, a check or a provider that raises is an error instead of a warning "
-        "and a fall to the next implementation. Read once, when the first slot runs."
+        "and a fall to the next implementation. Checked when the first slot runs, and read again "
+        "whenever something fails."
     ),
 )
 HUB_KERNELS = Variable(
