@@ -1,7 +1,8 @@
 """Every environment variable that linnet reads: name, type, default, meaning.
 
 The accessors read `os.environ` when they are called, so a caller that wants a value to hold for the
-whole process reads it once and keeps it, as the registry does with `LINNET_KERNELS`. `python -m linnet.env` prints docs/environment.md.
+whole process reads it once and keeps it, as the registry does with `LINNET_KERNELS`.
+`python -m linnet.env` prints docs/environment.md.
 """
 
 import os
