@@ -12,7 +12,7 @@ JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:benchmark -n $(JOBS) --dist worksteal
 # What the environment was built for: another torch or a moved folder builds it anew.
 SETTINGS := $(TORCH) in $(CURDIR)
 
