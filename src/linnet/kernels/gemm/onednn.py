@@ -22,10 +22,12 @@ def _available() -> object:
 
 
 def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> object:
-    if x.device.type != "cpu":
-        return Refusal(f"needs CPU tensors, not {x.device.type}")
+    if x.device.type != "cpu" or weight.device.type != "cpu":
+        return Refusal(f"needs CPU tensors, not {x.device.type} with {weight.device.type} weights")
     if x.dtype != torch.float32 or weight.dtype != torch.float32:
         return Refusal(f"needs float32, not {x.dtype} with {weight.dtype} weights")
+    if bias is not None and (bias.dtype != torch.float32 or bias.device.type != "cpu"):
+        return Refusal(f"needs a bias in float32 on the CPU, not {bias.dtype} on {bias.device}")
     if x.dim() < 2 or weight.dim() != 2:
         return Refusal(
             f"needs x of two dimensions or more and weight of two, not {x.dim()} and {weight.dim()}"
