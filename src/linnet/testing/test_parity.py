@@ -152,8 +152,8 @@ def _gradients(
     ]
     if not pairs:
         return {name: torch.zeros_like(leaf) for name, leaf in zip(names, leaves, strict=True)}
-    results, cotangents = zip(*pairs, strict=True)
-    found = torch.autograd.grad(results, leaves, cotangents, materialize_grads=True)
+    outputs, starts = zip(*pairs, strict=True)
+    found = torch.autograd.grad(outputs, leaves, starts, materialize_grads=True)
     return dict(zip(names, found, strict=True))
 
 
