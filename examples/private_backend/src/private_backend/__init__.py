@@ -52,4 +52,7 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Multiplies `up` by the SiLU of `gate`; both (..., K), float32 or float64."""
     if FAULT == "call":
         raise RuntimeError("the kernel did not launch (PRIVATE_BACKEND=call)")
+    # Not for `takes` to see, since it reads no batch size: a wrong call must fail, never broadcast.
+    if gate.shape != up.shape:
+        raise ValueError(f"gate {tuple(gate.shape)} and up {tuple(up.shape)} differ in shape")
     return (torch.nn.functional.silu(gate) * up).contiguous()
