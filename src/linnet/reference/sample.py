@@ -13,8 +13,8 @@ from linnet.reference.checks import (
     sizes_known,
 )
 
-# A cumulative probability this close below top_p has reached it: sums of rounded numbers miss an
-# exact border by less, and no model means the difference.
+# Probabilities this close below a border have reached it: rounded logits miss an exact border by
+# less, and no model means the difference.
 REACHED = 1e-6
 
 _MASK = 0xFFFFFFFF
@@ -52,7 +52,8 @@ def sample(
         top_k: (B,) integers: keep that many; 0 or less, or V or more, keeps all.
         top_p: (B,) floating: keep the most probable tokens until their sum reaches top_p (to 1e-6);
             1 keeps all, 0 one.
-        min_p: (B,) floating: keep tokens at least min_p times as probable as the most probable one.
+        min_p: (B,) floating: keep tokens at least min_p times as probable as the most probable one
+            (to one part in 1e6).
 
     Returns:
         (B,) int64 token ids.
@@ -134,7 +135,8 @@ def _allowed(
         border = _border(ordered, top_k, top_p)
         allowed = distance >= border
     if min_p is not None:
-        allowed = allowed & (distance.exp() >= min_p.to(distance.dtype).unsqueeze(1))
+        least = min_p.to(distance.dtype).unsqueeze(1) * (1 - REACHED)
+        allowed = allowed & (distance.exp() >= least)
     # min_p above 1 is refused where it can be seen; elsewhere the most probable token still stays.
     return allowed | (distance == 0)
 

@@ -54,6 +54,7 @@ def allowed(logits: Sequence[float], k: int, p: float, least: float) -> list[int
             nucleus.append(token)
             before += weight[token] / total
         order = nucleus
+    least *= 1 - 1e-6
     return [token for token in order if weight[token] >= least or logits[token] == most]
 
 
