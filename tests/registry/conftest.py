@@ -1,7 +1,9 @@
 """A slot of its own for each test, and the registry put back afterwards."""
 
 import itertools
+import os
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,3 +81,15 @@ def falls_of():
         return result, [str(w.message) for w in caught if w.category is kernels.FallWarning]
 
     return run
+
+
+@pytest.fixture
+def environment_with():
+    """The environment of a new interpreter that sees a folder's packages before all others."""
+
+    def make(folder, **variables):
+        source = Path(kernels.__file__).parents[2]
+        paths = os.pathsep.join([str(folder), str(source)])
+        return {**os.environ, "PYTHONPATH": paths, **variables}
+
+    return make

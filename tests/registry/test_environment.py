@@ -1,6 +1,5 @@
 """LINNET_KERNELS in all its forms."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -111,7 +110,7 @@ def test_a_bad_switch_is_an_error_at_the_first_call(two, monkeypatch, text):
         two.call(x)
 
 
-def test_off_imports_no_provider(tmp_path):
+def test_off_imports_no_provider(tmp_path, environment_with):
     """In a process of its own: nothing accelerated, private or optional is imported."""
     (tmp_path / "linnet_kernels.py").write_text("raise RuntimeError('imported')")
     for package in ("triton", "flashinfer", "kernels", "nvmath"):
@@ -134,5 +133,5 @@ def test_off_imports_no_provider(tmp_path):
         wrong = [name for name in modules if name.count(".") > 2]
         assert not wrong, wrong
     """
-    environment = {**os.environ, "LINNET_KERNELS": "off", "PYTHONPATH": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, env=environment)
+    variables = environment_with(tmp_path, LINNET_KERNELS="off")
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, env=variables)

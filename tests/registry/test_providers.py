@@ -1,6 +1,5 @@
 """Providers from outside: `linnet_kernels`, entry points, and the order that never varies."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -24,8 +23,9 @@ x = torch.ones(2)
 class Site:
     """A folder of packages that a new interpreter sees."""
 
-    def __init__(self, path):
+    def __init__(self, path, environment_with):
         self.path = path
+        self.environment_with = environment_with
 
     def module(self, module, name, value, more=""):
         (self.path / f"{module}.py").write_text(PROVIDER.format(name=name, value=value) + more)
@@ -41,15 +41,15 @@ class Site:
             [sys.executable, "-W", "always", "-c", FIRST + textwrap.dedent(program)],
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(self.path), **variables},
+            env=self.environment_with(self.path, **variables),
         )
         assert done.returncode == 0, done.stderr
         return done
 
 
 @pytest.fixture
-def site(tmp_path):
-    return Site(tmp_path)
+def site(tmp_path, environment_with):
+    return Site(tmp_path, environment_with)
 
 
 def test_providers_and_the_program_rank_by_origin_and_never_by_import(site):

@@ -28,6 +28,11 @@ _is_tracing: Callable[[], bool] = getattr(_torch._C, "_is_tracing", _torch.jit.i
 _any_autocast: Callable[[], bool] = getattr(_torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
+def _exporting() -> bool:
+    """Whether torch.export records. Dynamo of torch 2.11 takes `is_exporting` for always true."""
+    return is_exporting()
+
+
 class _TracedFunctions:
     """What torch.compile traces in a chain's place, by token and device, as attributes."""
 
@@ -78,7 +83,7 @@ def _recorded(slot: Slot, portable: Callable[..., Any]) -> Callable[..., Any]:
         f"return _k_getattr(_k_functions, {key})({names})",
     ]
     bound = {
-        "_k_exporting": is_exporting,
+        "_k_exporting": _exporting,
         "_k_dynamo": is_dynamo_compiling,
         "_k_portable": portable,
         "_k_getattr": getattr,
@@ -167,6 +172,7 @@ def _device(kind: str, index: int | None) -> torch.device:
 
 
 # See selection.py: what torch.compiler.assume_constant_result does, without importing Dynamo.
+_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 note._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
