@@ -50,8 +50,9 @@ def checkpoint() -> Path:
 def write_folder(folder: Path, dtype: str) -> None:
     """Writes the GGUF's weights as a folder that both sides read, and the prompts' ids."""
     import torch
-    from linnet.models import load, load_tokenizer
     from safetensors.torch import save_file
+
+    from linnet.models import load, load_tokenizer
 
     torch.set_num_threads(THREADS)
     model = load(checkpoint(), dtype=dtype)
@@ -180,8 +181,7 @@ def compare(dtype: str, rounds: int) -> bool:
                 runs.append(measure(side, folder))
     median = {
         side: {
-            key: statistics.median(run[key] for run in runs)
-            for key in ("rate", "first", "memory")
+            key: statistics.median(run[key] for run in runs) for key in ("rate", "first", "memory")
         }
         for side, runs in results.items()
     }
@@ -190,7 +190,8 @@ def compare(dtype: str, rounds: int) -> bool:
         print(
             f"{dtype:9} {side:13} {values['rate']:7.1f} tok/s "
             f"({min(spread):.1f} to {max(spread):.1f})   first token "
-            f"{values['first'] / len(PROMPTS) * 1e3:6.1f} ms   peak {values['memory'] / 2**20:6.0f} MiB"
+            f"{values['first'] / len(PROMPTS) * 1e3:6.1f} ms   peak "
+            f"{values['memory'] / 2**20:6.0f} MiB"
         )
     ours, theirs = median["linnet"], median["transformers"]
     speed = ours["rate"] / theirs["rate"]

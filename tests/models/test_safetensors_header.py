@@ -35,22 +35,28 @@ def ours(path: Path, content: bytes) -> dict[str, tuple[str, list[int], int]] | 
             warnings.simplefilter("ignore")
             header = read_header(path)
     except CheckpointError as error:
-        assert str(path) in str(error)
+        if str(path) not in str(error):
+            raise
         return None
     return {k: (e.dtype, list(e.shape), e.stop - e.start) for k, e in header.items()}
 
 
+def holding(value: str, name: str = "a") -> str:
+    """A header with one tensor."""
+    return f'{{"{name}":{value}}}'
+
+
 def entry(text: str) -> str:
-    return '{"a":{%s}}' % text
+    return holding("{" + text + "}")
 
 
 ACCEPTED = {
-    "spaces after": '{"a":%s}   ' % GOOD,
-    "spaces before": '  {"a":%s}' % GOOD,
-    "metadata": '{"__metadata__":{"format":"pt"},"a":%s}' % GOOD,
-    "metadata null": '{"__metadata__":null,"a":%s}' % GOOD,
-    "empty name": '{"":%s}' % GOOD,
-    "escaped name": '{"\\u00e9":%s}' % GOOD,
+    "spaces after": holding(GOOD) + "   ",
+    "spaces before": "  " + holding(GOOD),
+    "metadata": f'{{"__metadata__":{{"format":"pt"}},"a":{GOOD}}}',
+    "metadata null": f'{{"__metadata__":null,"a":{GOOD}}}',
+    "empty name": holding(GOOD, ""),
+    "escaped name": holding(GOOD, "\\u00e9"),
     "scalar": entry('"dtype":"F32","shape":[],"data_offsets":[0,4]'),
     "bf16": entry('"dtype":"BF16","shape":[2],"data_offsets":[0,4]'),
     "fp8": entry('"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]'),
@@ -59,14 +65,14 @@ ACCEPTED = {
     "fields as a list": '{"a":["F32",[1],[0,4]]}',
     "any order": '{"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]},'
     '"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}',
-    "empty tensors": '{"b":{"dtype":"U8","shape":[0],"data_offsets":[4,4]},"a":%s,'
-    '"c":{"dtype":"U8","shape":[2,0],"data_offsets":[0,0]}}' % GOOD,
+    "empty tensors": f'{{"b":{{"dtype":"U8","shape":[0],"data_offsets":[4,4]}},"a":{GOOD},'
+    '"c":{"dtype":"U8","shape":[2,0],"data_offsets":[0,0]}}',
 }
 REFUSED = {
     "too few bytes": entry('"dtype":"F32","shape":[1000,1000],"data_offsets":[0,4]'),
     "begin after end": entry('"dtype":"F32","shape":[1],"data_offsets":[4,0]'),
     "beyond the file": entry('"dtype":"F32","shape":[2],"data_offsets":[0,8]'),
-    "overlap": '{"a":%s,"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}' % GOOD,
+    "overlap": f'{{"a":{GOOD},"b":{{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}}}',
     "hole": '{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
     '"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}',
     "bytes left over": entry('"dtype":"U8","shape":[2],"data_offsets":[0,2]'),
@@ -84,13 +90,13 @@ REFUSED = {
     ),
     "bits over 2^64": entry('"dtype":"F64","shape":[2305843009213693952],"data_offsets":[0,0]'),
     "size over 2^64": entry('"dtype":"U8","shape":[18446744073709551616],"data_offsets":[0,0]'),
-    "metadata of numbers": '{"__metadata__":{"x":1},"a":%s}' % GOOD,
-    "metadata twice": '{"__metadata__":{},"__metadata__":{},"a":%s}' % GOOD,
-    "cut JSON": '{"a":%s' % GOOD,
+    "metadata of numbers": f'{{"__metadata__":{{"x":1}},"a":{GOOD}}}',
+    "metadata twice": f'{{"__metadata__":{{}},"__metadata__":{{}},"a":{GOOD}}}',
+    "cut JSON": holding(GOOD)[:-1],
     "a list": "[]",
-    "not UTF-8": b'{"\xff":%s}' % GOOD.encode(),
-    "byte order mark": '\ufeff{"a":%s}' % GOOD,
-    "lone surrogate": '{"\\ud800":%s}' % GOOD,
+    "not UTF-8": holding(GOOD).encode().replace(b"a", b"\xff", 1),
+    "byte order mark": "\ufeff" + holding(GOOD),
+    "lone surrogate": holding(GOOD, "\\ud800"),
     "lone surrogate inside": entry('"dtype":"F32","x":"\\ud800","shape":[1],"data_offsets":[0,4]'),
     "NaN": entry('"dtype":"F32","x":NaN,"shape":[1],"data_offsets":[0,4]'),
     "infinite": entry('"dtype":"F32","x":1e999,"shape":[1],"data_offsets":[0,4]'),
@@ -118,7 +124,7 @@ def test_refuses_what_the_official_package_refuses(tmp_path: Path, header: str |
 
 @pytest.mark.parametrize("length", [0, 1, 10**6, 10**9, 2**60, 2**64 - 1])
 def test_refuses_a_lying_header_length(tmp_path: Path, length: int):
-    content = packed('{"a":%s}' % GOOD, length=length)
+    content = packed(holding(GOOD), length=length)
     assert official(content) is None
     tracemalloc.start()
     assert ours(tmp_path / "m.safetensors", content) is None
@@ -129,7 +135,7 @@ def test_refuses_a_lying_header_length(tmp_path: Path, length: int):
 
 @pytest.mark.parametrize("size", range(12))
 def test_refuses_a_file_of_a_few_bytes(tmp_path: Path, size: int):
-    content = packed('{"a":%s}' % GOOD)[:size]
+    content = packed(holding(GOOD))[:size]
     assert official(content) is None
     assert ours(tmp_path / "m.safetensors", content) is None
 

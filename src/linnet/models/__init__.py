@@ -2,11 +2,12 @@
 
 from linnet.models.checkpoint import CheckpointError
 from linnet.models.decoder import Decoder
+from linnet.models.detokenizer import Detokenizer
 from linnet.models.families import FAMILIES, ConfigError, DecoderConfig, parse_config
 from linnet.models.generate import Generation, generate
 from linnet.models.load import load
 from linnet.models.template import BrokenTemplateError, ChatTemplate, TemplateError
-from linnet.models.tokenizer import Detokenizer, Tokenizer, load_tokenizer
+from linnet.models.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "FAMILIES",

@@ -86,8 +86,8 @@ class Cache:
             count = self.generics.longest // size
             if self.generics.batch != 1 or count < 1:
                 raise ValueError(
-                    f"a pool of pages needs Batch 1 and a MaxSeq of at least a page, this model has "
-                    f"{self.generics}; load it with generics={{'Batch': 1, 'MaxSeq': ...}}"
+                    "a pool of pages needs Batch 1 and a MaxSeq of at least a page, but the model "
+                    f"has {self.generics}; load it with generics={{'Batch': 1, 'MaxSeq': ...}}"
                 )
             self._pages = [
                 (_as_pages(key, count, size), _as_pages(value, count, size))

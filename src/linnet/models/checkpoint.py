@@ -7,18 +7,18 @@ safetensors, one file or shards behind an index; `linnet.models.gguf` reads GGUF
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from linnet.models.json_object import as_object, read_object
 from linnet.models.safetensors_header import CheckpointError, Entry, read_header
 
 SINGLE = "model.safetensors"
@@ -137,8 +137,8 @@ class SafetensorsCheckpoint:
         dtype = self.stored[name].dtype
         if dtype is None:
             raise CheckpointError(
-                f"{path}: tensor {name!r} is stored as {entry.dtype}, which torch {torch.__version__} "
-                "has no type for; load a checkpoint in F32, F16 or BF16"
+                f"{path}: tensor {name!r} is stored as {entry.dtype}, which torch "
+                f"{torch.__version__} has no type for; load a checkpoint in F32, F16 or BF16"
             )
         check_destination(f"{path}: tensor {name!r}", entry.shape, dtype, destination)
         fill(self._at(path, entry.start), f"{path}: tensor {name!r}", dtype, destination)
@@ -243,8 +243,8 @@ def pickled_message(path: Path) -> str:
     """Why a pickled checkpoint is not read, and what to do instead."""
     return (
         f"{path}: a pickled checkpoint ({', '.join(PICKLED)}) can run code when it is opened, so "
-        "linnet doesn't read it; convert it to safetensors (load it in transformers where you trust "
-        "it, then save_pretrained)"
+        "linnet doesn't read it; convert it to safetensors (load it in transformers where you "
+        "trust it, then save_pretrained)"
     )
 
 
@@ -295,20 +295,13 @@ def read_index(index: Path) -> dict[str, str]:
     Raises:
         CheckpointError: It is no JSON, or has no map of names.
     """
-    try:
-        content: Any = json.loads(index.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{index} is not JSON: {error}") from None
-    weight_map = cast("Any", content.get("weight_map")) if isinstance(content, dict) else None  # pyright: ignore[reportUnknownMemberType]
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(part, str)
-        for pair in cast("dict[Any, Any]", weight_map).items()
-        for part in pair
-    ):
+    given: object = read_object(index, CheckpointError).get("weight_map")
+    weight_map = as_object(given)
+    if given != weight_map or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(
             f'{index} needs "weight_map", an object from tensor names to file names'
         )
-    return cast("dict[str, str]", weight_map)
+    return weight_map
 
 
 def _listed(names: Iterable[str], most: int = 5) -> str:

@@ -33,6 +33,9 @@ class RMSNorm(nn.Module):
         """The norm of x + residual, and that sum, which the next residual starts from."""
         if residual is None:
             return kernels.rms_norm(x, self.weight, eps=self.eps), x
+        if x.dtype != residual.dtype:
+            # Under autocast products are narrower than the sum that they are added to.
+            x = x.to(residual.dtype)
         return kernels.add_rms_norm(x, residual, self.weight, eps=self.eps)
 
 
@@ -60,8 +63,9 @@ class Attention(Siblings):
     def forward(self, x: Tensor, this: Pass, cache: KeyValue) -> Tensor:
         """X (T, hidden) -> (T, hidden)."""
         query, key, value = self.project(self.siblings[0], x)
-        query = query.unflatten(-1, self.query_shape)
-        key, value = key.unflatten(-1, self.key_shape), value.unflatten(-1, self.key_shape)
+        count = x.shape[0]
+        query = query.view(count, *self.query_shape)
+        key, value = key.view(count, *self.key_shape), value.view(count, *self.key_shape)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = kernels.rotary(query, key, this.cos, this.sin)
@@ -173,7 +177,7 @@ class Decoder(Entries, nn.Module):
         this = OwnKeys(cos.repeat(batch, 1), sin.repeat(batch, 1), batch, length)
         none = tokens.new_empty(0)
         hidden = self.model(tokens.flatten(), this, [(none, none)] * self.config.layers)
-        return self.lm_head(hidden).unflatten(0, (batch, length))
+        return self.lm_head(hidden).view(batch, length, -1)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines (T, R/2) in float32 of the rotary angles at positions (T,)."""
@@ -201,7 +205,7 @@ class Decoder(Entries, nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         head, embedding = self.lm_head, self.model.embed_tokens
         tied = head.weight is embedding.weight
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
         if tied:
             head.weight = embedding.weight
         self._frequencies = self._frequencies.to(self.model.norm.weight.device)

@@ -27,9 +27,13 @@ class Entries:
     if TYPE_CHECKING:
 
         @property
-        def cache(self) -> Cache: ...
+        def cache(self) -> Cache:
+            """The model's keys and values."""
+            ...
 
-        def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]: ...
+        def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+            """Cosines and sines of the rotary angles at positions."""
+            ...
 
     def decode(self, token: Tensor, position: Tensor) -> Tensor:
         """One token for every row, each at its own position.

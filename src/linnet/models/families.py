@@ -5,12 +5,12 @@ Defaults of absent fields, and what a field means, are each family's own in tran
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from linnet.models.json_object import as_list, as_object
 from linnet.models.rotary import ConfigError, RotaryConfig, parse_rotary
 
 # Far above any model, low enough that nothing can overflow or run out of memory before the
@@ -153,16 +153,15 @@ def _family_of(config: Mapping[str, Any], where: str) -> tuple[str, _Family]:
     family = _FAMILIES[name]
     if architectures and family.architecture not in architectures:
         raise ConfigError(
-            f"{where}: a {name} model of the class {architectures[0]!r} has other outputs than next "
-            f"tokens; linnet runs {family.architecture}"
+            f"{where}: a {name} model of the class {architectures[0]!r} has other outputs than "
+            f"next tokens; linnet runs {family.architecture}"
         )
     return name, family
 
 
 def _check_unsupported(config: Mapping[str, Any], where: str) -> None:
     if config.get("quantization_config"):
-        settings: Any = config["quantization_config"]
-        method = settings.get("quant_method") if isinstance(settings, dict) else settings  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        method = as_object(config["quantization_config"]).get("quant_method")
         raise ConfigError(
             f"{where}: the weights are quantised ({method!r}), which linnet doesn't read from "
             "safetensors yet; load the unquantised checkpoint or a GGUF file"
@@ -243,19 +242,20 @@ def _windows_by_type(
     kinds: Any, window: int | None, layers: int, where: str
 ) -> tuple[int | None, ...]:
     known = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or len(cast("list[Any]", kinds)) != layers:
+    named = as_list(kinds)
+    if len(named) != layers:
         raise ConfigError(f"{where}: layer_types must be a list of {layers} names, one per layer")
-    for kind in cast("list[Any]", kinds):
+    for kind in named:
         if kind not in known:
             raise ConfigError(
                 f"{where}: unknown layer type {kind!r}; linnet runs {', '.join(known)}"
             )
         if kind == "sliding_attention" and window is None:
             raise ConfigError(
-                f"{where}: layer_types asks for sliding_attention, but use_sliding_window is off or "
-                "sliding_window is null"
+                f"{where}: layer_types asks for sliding_attention, but use_sliding_window is off "
+                "or sliding_window is null"
             )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if kind == "sliding_attention" else None for kind in named)
 
 
 def _dtype(config: Mapping[str, Any], where: str) -> str | None:
@@ -277,8 +277,6 @@ class _Sizes:
             value = default
         if value is None:
             raise ConfigError(f"{self.where} needs the integer {name!r}")
-        if isinstance(value, float) and math.isfinite(value) and value == int(value):
-            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(f"{self.where}: {name} must be an integer, found {value!r}")
         if not 1 <= value <= _LARGEST[name]:

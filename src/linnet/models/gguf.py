@@ -184,7 +184,7 @@ def _rope_factors(header: GgufHeader, count: int) -> tuple[float, ...] | None:
         fill(file, what, torch.float32, factors)
     if not bool((factors > 0).all()):
         raise CheckpointError(f"{what} holds a factor that is not above 0")
-    return tuple(factors.tolist())
+    return tuple(float(factor) for factor in factors)
 
 
 def _transformers_name(name: str) -> str:
@@ -206,7 +206,7 @@ def _dequantise(what: str, raw: Tensor, kind: str) -> Tensor:
         raise CheckpointError(
             f"{what} is stored as {kind}, which the package gguf can't dequantise"
         ) from None
-    return torch.from_numpy(numbers)
+    return torch.as_tensor(numbers)
 
 
 class _Fields:

@@ -123,8 +123,8 @@ class _Cursor:
     def take(self, count: int, what: str) -> bytes:
         if count > self.left:
             raise self.error(
-                f"{what} takes {count} bytes at byte {self.position}, but {self.left} are left: the "
-                "file is cut off or no GGUF file"
+                f"{what} takes {count} bytes at byte {self.position}, but {self.left} are left: "
+                "the file is cut off or no GGUF file"
             )
         raw = self._file.read(count)
         if len(raw) != count:
@@ -240,9 +240,10 @@ def import_gguf() -> Any:
     """The package `gguf`, which knows GGML's types and dequantises them."""
     try:
         import gguf
-        import gguf.quants
+        from gguf import quants
     except ImportError:
         raise ImportError(
             "reading GGUF files needs the package gguf: pip install 'linnet[models]'"
         ) from None
+    assert quants is gguf.quants
     return gguf

@@ -71,8 +71,8 @@ def fetch(repository: str, need: Need) -> Path:
         # An index may name its shards in its own way.
         patterns = [*missing]
     raise FileNotFoundError(
-        f"{repository}: the download in {folder} lacks {', '.join(missing)}; the repository may not "
-        "have it (linnet reads safetensors and tokenizer.json), or the Hub could not be reached"
+        f"{repository}: the download in {folder} lacks {', '.join(missing)}; the repository may "
+        "not have it (linnet reads safetensors and tokenizer.json), or the Hub could not be reached"
     )
 
 

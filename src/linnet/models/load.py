@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import nn
@@ -17,6 +16,7 @@ from linnet.models.checkpoint import Checkpoint, SafetensorsCheckpoint
 from linnet.models.decoder import Decoder
 from linnet.models.families import DecoderConfig, parse_config
 from linnet.models.gguf import GgufCheckpoint
+from linnet.models.json_object import read_object
 from linnet.models.rotary import ConfigError
 from linnet.models.safetensors_header import CheckpointError
 from linnet.models.siblings import Siblings
@@ -37,12 +37,6 @@ _DTYPES = {
     "fp16": torch.float16,
     "float64": torch.float64,
 }
-
-
-class Advance(Protocol):
-    """Told how many bytes have been read."""
-
-    def __call__(self, count: int) -> None: ...
 
 
 @overload
@@ -123,10 +117,16 @@ def load(
                 advance(checkpoint.stored[stored].nbytes)
     model.train(trainable)
     if compile:
-        backend = compile if isinstance(compile, str) else "inductor"
-        model.forward = torch.compile(model.forward, backend=backend)
-        model.decode = torch.compile(model.decode, backend=backend)
+        _compile(model, compile if isinstance(compile, str) else "inductor")
     return model
+
+
+def _compile(model: Decoder, backend: str) -> None:
+    # Made now: a cache that appeared in the first call would be a change that compiles anew.
+    _ = model.cache
+    compiled = cast("Any", torch.compile)  # pyright: ignore[reportUnknownMemberType]
+    model.forward = compiled(model.forward, backend=backend)
+    model.decode = compiled(model.decode, backend=backend)
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:
@@ -155,15 +155,10 @@ def _open(path: Path, weights: Path | None) -> tuple[DecoderConfig, Checkpoint]:
     file = path / "config.json"
     if not file.is_file():
         raise FileNotFoundError(
-            f"{path} has no config.json; pass the folder that a Hugging Face checkpoint was saved to"
+            f"{path} has no config.json; pass the folder that a Hugging Face checkpoint was saved "
+            "to"
         )
-    try:
-        content: Any = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} must hold a JSON object")
-    config = parse_config(cast("dict[str, Any]", content), str(file))
+    config = parse_config(read_object(file, ConfigError), str(file))
     if weights is not None and weights.suffix == ".gguf":
         return config, GgufCheckpoint(weights)
     return config, SafetensorsCheckpoint(path if weights is None else weights)
@@ -177,7 +172,7 @@ def _dtype(
 ) -> torch.dtype:
     if asked is not None:
         dtype = _DTYPES.get(asked.removeprefix("torch.")) if isinstance(asked, str) else asked
-        if dtype not in _DTYPES.values():
+        if dtype is None or dtype not in _DTYPES.values():
             raise ValueError(f"dtype {asked!r} is none of {', '.join(_DTYPES)}")
         return dtype
     if config.dtype in _DTYPES:
@@ -186,7 +181,7 @@ def _dtype(
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     sizes: dict[torch.dtype, int] = {}
     for stored in checkpoint.stored.values():
-        if stored.dtype in _DTYPES.values():
+        if stored.dtype is not None and stored.dtype in _DTYPES.values():
             sizes[stored.dtype] = sizes.get(stored.dtype, 0) + stored.nbytes
     return max(sizes, key=sizes.__getitem__, default=torch.float32)
 
@@ -246,7 +241,7 @@ def _warn_unread(checkpoint: Checkpoint, read: set[str]) -> None:
 
 
 @contextmanager
-def _progress(name: str, total: int, wanted: bool | None) -> Iterator[Advance]:
+def _progress(name: str, total: int, wanted: bool | None) -> Generator[Callable[[int], None]]:
     if wanted is None:
         wanted = sys.stderr.isatty()
     if not wanted:

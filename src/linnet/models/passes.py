@@ -53,7 +53,7 @@ class OwnKeys:
         shape = (self.batch, self.length)
         lengths = torch.full((self.batch,), self.length, dtype=torch.int32, device=query.device)
         starts = torch.arange(self.batch + 1, dtype=torch.int32, device=query.device) * self.length
-        keys, values = key.unflatten(0, shape), value.unflatten(0, shape)
+        keys, values = key.reshape(*shape, *key.shape[1:]), value.reshape(*shape, *value.shape[1:])
         return kernels.prefill_attention(query, keys, values, starts, lengths, window=window)
 
 

@@ -16,6 +16,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from linnet.models.json_object import as_object
+
 KINDS = ("default", "linear", "llama3", "yarn")
 _CHANGING = ("dynamic", "longrope")
 
@@ -113,10 +115,10 @@ def parse_rotary(config: Mapping[str, Any], head_dim: int, where: str) -> Rotary
     """
     # Which of the two wins, and where theta is looked for first, are transformers' rules.
     field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    settings = config.get(field) or {}
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{where}: {field} must be an object or null, found {settings!r}")
-    settings = cast("dict[str, Any]", settings)
+    given: object = config.get(field) or {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"{where}: {field} must be an object or null, found {given!r}")
+    settings = as_object(cast("object", given))
     if any(isinstance(value, dict) for value in settings.values()):
         raise ConfigError(
             f"{where}: {field} sets rotary embedding per layer type ({', '.join(settings)}), which "
@@ -130,8 +132,8 @@ def parse_rotary(config: Mapping[str, Any], head_dim: int, where: str) -> Rotary
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind in _CHANGING:
         raise ConfigError(
-            f"{where}: rotary embedding of type {kind!r} changes its frequencies with the sequence's "
-            "length, so keys already in the cache would be wrong; linnet runs "
+            f"{where}: rotary embedding of type {kind!r} changes its frequencies with the "
+            "sequence's length, so keys already in the cache would be wrong; linnet runs "
             f"{', '.join(KINDS)}"
         )
     if kind not in KINDS:
@@ -197,8 +199,8 @@ def _check_partial(
         return
     if kind != "default":
         raise ConfigError(
-            f"{where}: partial_rotary_factor {partial!r} with rotary embedding of type {kind!r} has "
-            "no meaning in this family, which turns whole heads"
+            f"{where}: partial_rotary_factor {partial!r} with rotary embedding of type {kind!r} "
+            "has no meaning in this family, which turns whole heads"
         )
     warnings.warn(
         f"{where}: partial_rotary_factor {partial!r} has no effect: this family turns whole heads, "

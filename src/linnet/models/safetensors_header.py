@@ -80,8 +80,8 @@ def read_header(path: Path) -> dict[str, Entry]:
         first = file.read(8)
         if len(first) < 8:
             raise CheckpointError(
-                f"{path} is no safetensors file: {size} bytes, where the length of the header alone "
-                "takes 8"
+                f"{path} is no safetensors file: {size} bytes, where the length of the header "
+                "alone takes 8"
             )
         length = int.from_bytes(first, "little")
         if length > min(size - 8, _LONGEST_HEADER):

@@ -56,8 +56,8 @@ class _Join:
                 or module._parameters.get(part.field) is not parameter  # pyright: ignore[reportPrivateUsage]
                 or parameter.data_ptr() != part.pointer
                 or (wanted and parameter.requires_grad)
-                or module._forward_hooks  # pyright: ignore[reportPrivateUsage]
-                or module._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]
+                or module.__dict__["_forward_hooks"]
+                or module.__dict__["_forward_pre_hooks"]
             ):
                 return False
         return True
@@ -79,10 +79,11 @@ class Siblings(nn.Module):
 
     def project(self, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
         """The siblings' outputs for x (..., K), in the order of `names`."""
-        if not torch.compiler.is_compiling() and not torch.jit.is_tracing():
+        if not _recording():
             join = self._joins.get(names)
             if join is not None and join.holds(self._modules):
-                return kernels.linear(x, join.weight, join.bias).split(join.sizes, -1)
+                joined = kernels.linear(x, join.weight, join.bias)
+                return torch.split_with_sizes(joined, join.sizes, -1)
         return tuple(cast("nn.Module", self._modules[name])(x) for name in names)
 
     def lay_adjacent(self, device: torch.device | None = None) -> None:
@@ -97,8 +98,9 @@ class Siblings(nn.Module):
         for names in self.siblings:
             linears = [cast("Linear", self._modules[name]) for name in names]
             weight = _lay(linears, "weight", device)
-            bias = _lay(linears, "bias", device) if linears[0].bias is not None else None
-            if weight is None or (bias is None) != (linears[0].bias is None):
+            biased = "bias" in dict(linears[0].named_parameters(recurse=False))
+            bias = _lay(linears, "bias", device) if biased else None
+            if weight is None or (bias is None) == biased:
                 continue
             parts = tuple(
                 _Part(linear, name, field, parameter, parameter.data_ptr())
@@ -109,7 +111,7 @@ class Siblings(nn.Module):
             self._joins[names] = _Join(weight, bias, sizes, parts)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
         self.lay_adjacent()
         return self
 
@@ -117,8 +119,13 @@ class Siblings(nn.Module):
         return {**self.__dict__, "_joins": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]
         self.lay_adjacent()
+
+
+def _recording() -> bool:
+    """Whether a graph is being made of the running code."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _lay(linears: list[Linear], field: str, device: torch.device | None) -> Tensor | None:

@@ -32,8 +32,8 @@ def locate(source: str | Path, *, need: Need) -> Path:
     path = Path(text).expanduser()
     if path.suffix == ".linnet":
         raise CheckpointError(
-            f"{text}: linnet has no .linnet files; a model is a PyTorch module here: pass a Hugging "
-            "Face folder, a .gguf file, a Hub id or an nn.Module"
+            f"{text}: linnet has no .linnet files; a model is a PyTorch module here: pass a "
+            "Hugging Face folder, a .gguf file, a Hub id or an nn.Module"
         )
     if path.is_dir():
         return path
@@ -60,8 +60,8 @@ def _located_file(path: Path, need: Need) -> Path:
         return path.parent
     if path.suffix == ".safetensors":
         raise CheckpointError(
-            f"{path} holds weights but no config; pass the folder of its config.json, and this file "
-            "as weights= if the folder has other weights"
+            f"{path} holds weights but no config; pass the folder of its config.json, and this "
+            "file as weights= if the folder has other weights"
         )
     raise CheckpointError(
         f"{path} is nothing linnet reads; pass a Hugging Face folder, a .gguf file or a Hub id"

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn, cast
 
+from linnet.models.json_object import as_list, as_object
+
 Message = Mapping[str, Any]
 _PROBE = "linnet:content"
 
@@ -171,7 +173,7 @@ def _environment() -> Any:
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
-    environment = ImmutableSandboxedEnvironment(
+    environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
     )
     environment.filters["tojson"] = _to_json
@@ -210,8 +212,7 @@ def _plain_message(message: Message) -> dict[str, Any]:
         raise ValueError(f'a message must be an object with a "role", found {message!r}')
     turn = {key: _plain(value, "a message") for key, value in message.items() if value is not None}
     turn["content"] = _content_text(turn.get("content", ""), message["role"])
-    for call in turn.get("tool_calls", ()):
-        function = call.get("function", call) if isinstance(call, dict) else {}
+    for function in _called(turn):
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             try:
@@ -234,22 +235,27 @@ def _content_text(content: Any, role: str) -> str:
     for part in cast("list[Any]", content):
         if isinstance(part, str):
             texts.append(part)
-        elif isinstance(part, dict) and isinstance(text := part.get("text"), str):  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        elif isinstance(text := as_object(part).get("text"), str):
             texts.append(text)
         else:
             raise ValueError(
-                f"a {role} message has a content part that is not text ({part!r}); this model reads "
-                'text parts: {"type": "text", "text": ...}'
+                f"a {role} message has a content part that is not text ({part!r}); this model "
+                'reads text parts: {"type": "text", "text": ...}'
             )
     return "".join(texts)
 
 
 def _arguments_as_text(turns: list[dict[str, Any]]) -> None:
     for turn in turns:
-        for call in turn.get("tool_calls", ()):
-            function = call.get("function", call) if isinstance(call, dict) else {}
+        for function in _called(turn):
             if isinstance(function.get("arguments"), dict):
                 function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+
+
+def _called(turn: dict[str, Any]) -> list[dict[str, Any]]:
+    """The functions of a turn's tool calls, which some clients nest one level less."""
+    calls = [as_object(call) for call in as_list(turn.get("tool_calls"))]
+    return [as_object(call.get("function", call)) for call in calls]
 
 
 def _plain(value: Any, what: str) -> Any:

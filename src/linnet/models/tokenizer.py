@@ -2,65 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from linnet.models.byte_level import build_byte_level, import_tokenizers, starts_with_bos
+from linnet.models.detokenizer import Detokenizer
 from linnet.models.gguf_header import read_header
+from linnet.models.json_object import as_list, as_object, read_object
 from linnet.models.safetensors_header import CheckpointError
 from linnet.models.sentencepiece import SentencePiece
 from linnet.models.sources import locate
 from linnet.models.template import ChatTemplate, Message
+from linnet.models.vocabulary import LibraryVocabulary, Vocabulary
 
 # Tokens that end a turn, where a template writes them: checkpoints often name only one end token,
 # and a chat that runs past the end of a turn answers itself.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
-_REPLACEMENT = "\ufffd"
-# An incomplete character is at most three bytes, so this many tokens without one are no character.
-_LONGEST_WAIT = 8
-
-
-class Vocabulary(Protocol):
-    """What turns text into ids; adds no special tokens by itself."""
-
-    def __len__(self) -> int: ...
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
-    def token(self, number: int) -> str: ...
-    def token_id(self, piece: str) -> int | None: ...
-    def is_special(self, number: int) -> bool: ...
-
-
-class _FromLibrary:
-    """A `tokenizers.Tokenizer` as a vocabulary."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        self._special = {number for number, token in added.items() if token.special}
-
-    def __len__(self) -> int:
-        return self.tokenizer.get_vocab_size(with_added_tokens=True)
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special)
-
-    def token(self, number: int) -> str:
-        return self.tokenizer.id_to_token(number)
-
-    def token_id(self, piece: str) -> int | None:
-        return self.tokenizer.token_to_id(piece)
-
-    def is_special(self, number: int) -> bool:
-        return number in self._special
 
 
 @dataclass(frozen=True)
@@ -110,7 +71,7 @@ class Tokenizer:
 
     def stream(self, *, skip_special: bool = True) -> Detokenizer:
         """A detokenizer for ids that come one by one."""
-        return Detokenizer(self, skip_special=skip_special)
+        return Detokenizer(self.vocabulary, skip_special=skip_special)
 
     def chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
@@ -135,41 +96,6 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, **variables
         )
         return self.encode(text, add_special=False)
-
-
-class Detokenizer:
-    """Text of ids as they come; the end of an incomplete character waits for the next.
-
-    The pieces joined are what decoding all ids at once gives.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
-        self._tokenizer, self._skip_special = tokenizer, skip_special
-        self._ids: list[int] = []
-        # Text up to `_told` is out; decoding starts a little earlier, at `_from`, because what a
-        # token spells can depend on the one before it.
-        self._from = self._told = 0
-
-    def push(self, number: int) -> str:
-        """The text that this id completes; empty while a character is incomplete."""
-        self._ids.append(number)
-        waited = len(self._ids) - self._told
-        return self._advance(force=waited > _LONGEST_WAIT)
-
-    def finish(self) -> str:
-        """What was still waiting."""
-        return self._advance(force=True)
-
-    def _advance(self, *, force: bool) -> str:
-        before = self._decode(self._ids[self._from : self._told])
-        text = self._decode(self._ids[self._from :])
-        if len(text) <= len(before) or (text.endswith(_REPLACEMENT) and not force):
-            return ""
-        self._from, self._told = self._told, len(self._ids)
-        return text[len(before) :]
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special=self._skip_special) if ids else ""
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
@@ -209,28 +135,17 @@ def _from_folder(folder: Path) -> Tokenizer:
         raise CheckpointError(f"{file} can't be read: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    vocabulary = _FromLibrary(tokenizer)
+    vocabulary = LibraryVocabulary(tokenizer)
     config = _read_json(folder / "tokenizer_config.json")
     special = _special_texts(_read_json(folder / "special_tokens_map.json") | config)
     bos, eos = (_token_id(vocabulary, special.get(name)) for name in ("bos_token", "eos_token"))
     # Not the config's add_bos_token: beside a tokenizer.json, transformers passes over it too.
-    prefix, suffix = _around(tokenizer, vocabulary)
+    prefix, suffix = vocabulary.around()
     template = _folder_template(folder, config, special)
     stops = _folder_stops(folder) | ({eos} if eos is not None else set[int]())
     return Tokenizer(
         vocabulary, prefix, suffix, bos, _with_turn_ends(stops, vocabulary, template), template
     )
-
-
-def _around(tokenizer: Any, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the tokenizer's own post-processor puts before and behind a text."""
-    probe = "a"
-    plain = vocabulary.encode(probe)
-    full: list[int] = tokenizer.encode(probe, add_special_tokens=True).ids
-    for start in range(len(full) - len(plain) + 1):
-        if full[start : start + len(plain)] == plain:
-            return tuple(full[:start]), tuple(full[start + len(plain) :])
-    return (), ()
 
 
 def _folder_template(
@@ -243,19 +158,15 @@ def _folder_template(
     if source is None:
         source = _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(source, list):
-        named = {
-            entry.get("name"): entry.get("template")
-            for entry in cast("list[Any]", source)
-            if isinstance(entry, dict)
-        }
-        source = named.get("default")
+        named = [as_object(entry) for entry in as_list(cast("object", source))]
+        source = {entry.get("name"): entry.get("template") for entry in named}.get("default")
     return ChatTemplate(source, special) if isinstance(source, str) else None
 
 
 def _folder_stops(folder: Path) -> set[int]:
     generation = _read_json(folder / "generation_config.json")
     eos = generation.get("eos_token_id", _read_json(folder / "config.json").get("eos_token_id"))
-    numbers = cast("list[Any]", eos) if isinstance(eos, list) else [eos]
+    numbers = as_list(eos) or [eos]
     return {number for number in numbers if type(number) is int}
 
 
@@ -289,7 +200,7 @@ def _from_gguf(path: Path) -> Tokenizer:
             )
             cut = "default"
         merges = listed("merges", str)
-        vocabulary = _FromLibrary(build_byte_level(tokens, kinds, merges, cut, str(path)))
+        vocabulary = LibraryVocabulary(build_byte_level(tokens, kinds, merges, cut, str(path)))
         starts = starts_with_bos(cut, str(path))
     elif model == "llama":
         vocabulary = _scored(path, metadata, tokens, kinds, listed("scores", float))
@@ -350,7 +261,7 @@ def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
     for name in _SPECIAL_NAMES:
         value = config.get(name)
         if isinstance(value, dict):
-            value = cast("dict[str, Any]", value).get("content")
+            value = as_object(cast("object", value)).get("content")
         if isinstance(value, str):
             texts[name] = value
     return texts
@@ -361,12 +272,4 @@ def _token_id(vocabulary: Vocabulary, text: str | None) -> int | None:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content: Any = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} must hold a JSON object")
-    return cast("dict[str, Any]", content)
+    return read_object(file, CheckpointError) if file.is_file() else {}
