@@ -52,13 +52,15 @@ class Malformed:
         name: unique within the slot.
         build: device -> `Inputs`.
         error: the exception's type.
-        message: the whole message.
+        message: the whole message; "{device}" stands for the device under test.
+        by_value: whether only the values are wrong, which nobody looks at but on the CPU.
     """
 
     name: str
     build: Callable[[torch.device], Inputs]
     error: type[Exception]
     message: str
+    by_value: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from linnet.kernels import Refusal, register
 
 _HALF = (torch.bfloat16, torch.float16)
 _PLAIN = (torch.float32, torch.float64, *_HALF)
+# torch 2.11 fails to trace it with a symbolic size, and a compiler fuses the reference as well.
+_TRACEABLE_NORM = False
 
 
 def _accepts_norm(x: Tensor, weight: Tensor, *, eps: float = 1e-6) -> object:
@@ -31,6 +33,7 @@ def _accepts_add_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float
     "rms_norm",
     name="torch",
     accepts=_accepts_norm,
+    traceable=_TRACEABLE_NORM,
     capture_safe=True,
     version=torch.__version__,
     source="torch",
@@ -44,6 +47,7 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float = 1e-6) -> Tensor:
     "add_rms_norm",
     name="torch",
     accepts=_accepts_add_norm,
+    traceable=_TRACEABLE_NORM,
     capture_safe=True,
     version=torch.__version__,
     source="torch",

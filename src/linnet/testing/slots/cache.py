@@ -90,6 +90,7 @@ _MALFORMED = (
         _slot
         + "places run from 0 to 24 and the cache has 24; expected 0 to 23: row * S + position, "
         "or page * page_size + offset",
+        by_value=True,
     ),
     Malformed(
         "place-negative",
@@ -98,6 +99,7 @@ _MALFORMED = (
         _slot
         + "places run from -1 to 3 and the cache has 24; expected 0 to 23: row * S + position, "
         "or page * page_size + offset",
+        by_value=True,
     ),
     Malformed(
         "places-too-few",

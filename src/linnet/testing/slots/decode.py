@@ -226,6 +226,7 @@ _MALFORMED = (
         ValueError,
         _slot + "a length is 7; expected 0 to 6, what a row can hold: lengths count the cached "
         "tokens with the current ones",
+        by_value=True,
     ),
     Malformed(
         "length-negative",
@@ -233,6 +234,7 @@ _MALFORMED = (
         ValueError,
         _slot + "a length is -1; expected 0 to 6, what a row can hold: lengths count the cached "
         "tokens with the current ones",
+        by_value=True,
     ),
     Malformed(
         "page-beyond-the-pool",
@@ -242,6 +244,7 @@ _MALFORMED = (
         ),
         ValueError,
         _slot + "table[1, 1] is 2 and length 7 reaches it; expected a page from 0 to 1",
+        by_value=True,
     ),
     Malformed(
         "value-shape",

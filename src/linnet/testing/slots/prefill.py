@@ -190,12 +190,14 @@ _MALFORMED = (
         _slot
         + "prompt 1 has 3 queries and a length of 2; expected at most as many queries as keys: "
         "lengths count cached tokens with the new ones",
+        by_value=True,
     ),
     Malformed(
         "starts-end-early",
         _set(starts=torch.tensor([0, 2, 4], dtype=torch.int32)),
         ValueError,
         _slot + "starts run from 0 to 4 and query has 5 tokens; expected 0 to 5",
+        by_value=True,
     ),
     Malformed(
         "starts-go-down",
@@ -204,6 +206,7 @@ _MALFORMED = (
         _slot
         + "prompt 0 has 6 queries and a length of 4; expected at most as many queries as keys: "
         "lengths count cached tokens with the new ones",
+        by_value=True,
     ),
     Malformed(
         "starts-too-few",
@@ -224,12 +227,14 @@ _MALFORMED = (
         _set(rows=torch.tensor([0, 2])),
         ValueError,
         _slot + "rows names row 2 and the cache has 2; expected 0 to 1",
+        by_value=True,
     ),
     Malformed(
         "row-negative",
         _set(rows=torch.tensor([0, -1])),
         ValueError,
         _slot + "rows names row -1 and the cache has 2; expected 0 to 1",
+        by_value=True,
     ),
     Malformed(
         "more-prompts-than-rows",
@@ -244,6 +249,7 @@ _MALFORMED = (
         ValueError,
         _slot + "a length is 7; expected 0 to 6, what a row can hold: lengths count the cached "
         "tokens with the current ones",
+        by_value=True,
     ),
     Malformed(
         "window-negative",

@@ -186,18 +186,21 @@ _MALFORMED = (
         _set(temperature=torch.tensor([1.0, -0.5])),
         ValueError,
         "sample: temperature[1] is -0.5; expected at least 0",
+        by_value=True,
     ),
     Malformed(
         "temperature-nan",
         _set(temperature=torch.tensor([float("nan"), 1.0])),
         ValueError,
         "sample: temperature[0] is nan; expected at least 0",
+        by_value=True,
     ),
     Malformed(
         "top-p-above-one",
         _set(top_p=torch.tensor([0.5, 1.5])),
         ValueError,
         "sample: top_p[1] is 1.5; expected 0 to 1",
+        by_value=True,
     ),
     Malformed(
         "top-k-floating",
