@@ -121,7 +121,10 @@ def _gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     low, high = position & _MASK, (position >> 32) & _MASK
     key = (seed & _MASK, (seed >> 32) & _MASK)
     words = philox((block, low, high, torch.zeros_like(block)), key)
-    uniform = (torch.stack(words, -1).flatten(1)[:, :vocabulary].to(torch.float64) + 0.5) / 2.0**32
+    # Chosen by index: a slice would make exporters ask whether four divides the vocabulary.
+    token = torch.arange(vocabulary, device=seeds.device)
+    chosen = torch.stack(words, -1).flatten(1).index_select(1, token)
+    uniform = (chosen.to(torch.float64) + 0.5) / 2.0**32
     return -torch.log(-torch.log(uniform))
 
 
