@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import linnet.kernels as kernels
 from linnet.kernels.gemm import onednn
@@ -107,6 +108,14 @@ REFUSALS = [
     ("sample", "numpy", draw(device="meta", temperature=zeros(2)),
      "needs CPU tensors, not meta"),
 ]  # fmt: skip
+
+
+def test_values_of_fake_tensors_are_not_read():
+    with FakeTensorMode():
+        args, kwargs = decode()
+        refusal = named("decode_attention", "sdpa").refusal(*args, **kwargs)
+        assert refusal == kernels.Refusal("reads lengths, which a FakeTensor may not let it do")
+        assert kernels.decode_attention(*args, **kwargs).shape == (2, 4, 16)
 
 
 def named(slot, name):

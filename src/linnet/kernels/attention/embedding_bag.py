@@ -18,6 +18,8 @@ def _accepts(
     sampling_locations: Tensor,
     attention_weights: Tensor,
 ) -> object:
+    if type(value) is not Tensor and type(value) is not torch.nn.Parameter:
+        return Refusal(f"reads values, which a {type(value).__name__} may not let it do")
     if value.device.type != "cpu":
         return Refusal(f"needs CPU tensors, not {value.device.type}")
     if value.dtype not in (torch.float32, torch.bfloat16, torch.float16):

@@ -16,7 +16,9 @@ from linnet.kernels import Refusal, register
 _FUSED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def _accepts(query: Tensor, key: Tensor, value: Tensor) -> object:
+def _accepts(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> object:
+    if type(lengths) is not Tensor:
+        return Refusal(f"reads lengths, which a {type(lengths).__name__} may not let it do")
     if query.device.type != "cpu":
         return Refusal(f"reads lengths on the host, which stalls {query.device.type}; needs a CPU")
     if query.dtype not in _FUSED or key.dtype != query.dtype or value.dtype != query.dtype:
@@ -36,7 +38,7 @@ def _accepts_decode(
     scale: float | None = None,
     window: int | None = None,
 ) -> object:
-    return _accepts(query, key, value)
+    return _accepts(query, key, value, lengths)
 
 
 def _accepts_prefill(
@@ -51,7 +53,7 @@ def _accepts_prefill(
     scale: float | None = None,
     window: int | None = None,
 ) -> object:
-    return _accepts(query, key, value)
+    return _accepts(query, key, value, lengths)
 
 
 @register(

@@ -32,6 +32,8 @@ def _accepts(
     top_p: Tensor | None = None,
     min_p: Tensor | None = None,
 ) -> object:
+    if type(logits) is not Tensor:
+        return Refusal(f"reads values, which a {type(logits).__name__} may not let it do")
     if logits.device.type != "cpu":
         return Refusal(f"needs CPU tensors, not {logits.device.type}")
     if logits.dim() != 2 or not logits.dtype.is_floating_point:
