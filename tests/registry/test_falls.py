@@ -93,7 +93,7 @@ def test_what_is_no_tensor_is_the_references_error(slot):
         SystemExit(3),
     ],
 )
-def test_what_is_no_fault_of_the_implementation_propagates(slot, error):
+def test_what_is_no_fault_of_the_implementationpropagates(slot, error):
     kernels.register(slot.name, raising(error), name="one")
     with pytest.raises(type(error)):
         slot.call(x)
@@ -101,7 +101,7 @@ def test_what_is_no_fault_of_the_implementation_propagates(slot, error):
 
 
 def test_a_sticky_device_error_propagates_and_another_one_falls():
-    from linnet.kernels.falls import _propagates
+    from linnet.kernels.rules import propagates
 
     class Sticky(torch.AcceleratorError):
         error_code = 700
@@ -109,8 +109,8 @@ def test_a_sticky_device_error_propagates_and_another_one_falls():
     class Launch(torch.AcceleratorError):
         error_code = 1
 
-    assert _propagates(Sticky.__new__(Sticky))
-    assert not _propagates(Launch.__new__(Launch))
+    assert propagates(Sticky.__new__(Sticky))
+    assert not propagates(Launch.__new__(Launch))
 
 
 def test_errors_in_the_backward_propagate(slot):

@@ -44,6 +44,7 @@ def test_a_slow_provider_is_loaded_once_and_waited_for(tmp_path, monkeypatch):
         return x
 
     call = kernels.define("loaded_slowly", reference, builtins=(Builtin("slow", "slow_provider"),))
+    kernels.generation()
     barrier = threading.Barrier(6)
 
     def first(_):

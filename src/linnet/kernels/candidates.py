@@ -62,6 +62,12 @@ def called(slot: Slot, function: Callable[..., Any], args: tuple[Any, ...]) -> A
     return function(*args[:count], **dict(zip(slot.parameters.keyword, args[count:], strict=True)))
 
 
+def device_of(args: tuple[Any, ...]) -> torch.device | None:
+    """The device of a call: its first argument's; None where that is no tensor."""
+    device = getattr(args[0], "device", None)
+    return device if isinstance(device, torch.device) else None
+
+
 def refused_inputs(
     slot: Slot, implementation: Implementation, args: tuple[Any, ...]
 ) -> Refusal | None:
@@ -74,7 +80,9 @@ def refused(slot: Slot, state: State, args: tuple[Any, ...]) -> Any:
     choice = in_force(slot, state)
     assert choice is not None
     device = args[0].device
-    reasons: list[str] = []
+    reasons = [
+        f"{name} is not registered any more" for name in choice.names if not slot.named(name)
+    ]
     for each, refusal in statics(slot, state, device):
         if each.name in choice.names:
             why = refused_inputs(slot, each, args) if refusal is None else refusal

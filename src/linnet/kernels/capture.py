@@ -12,7 +12,7 @@ import torch
 
 from linnet.kernels.candidates import called
 from linnet.kernels.slot import Slot, slots
-from linnet.kernels.states import plain_state, pop_mode, push_mode
+from linnet.kernels.states import plain_state, push_capture
 
 # Kept for the life of the process: on torch 2.11 every torch.compile fails once a Library object
 # that defined an operator has been collected.
@@ -29,11 +29,11 @@ def capturing() -> Generator[None]:
     to and a JSON layout that says where they and the other arguments go. Run outside, the step
     chooses an implementation as any call does.
     """
-    push_mode("opaque")
+    push_capture(1)
     try:
         yield
     finally:
-        pop_mode("opaque")
+        push_capture(-1)
 
 
 def opaque(slot: Slot) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ def step(name: str, args: tuple[Any, ...]) -> Any:
         torch.ops.linnet.slot.writing(name, read, written, _text(layout))
         return None
     results = torch.ops.linnet.slot.default(name, read, _text(layout))
-    return results[0] if slot.results == 1 else tuple(results)
+    return tuple(results) if slot.results else results[0]
 
 
 def _packed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +9,25 @@ import torch
 
 from linnet import env
 from linnet.kernels import providers, states
-from linnet.kernels.candidates import called, candidates, devices, in_force, refused, statics
+from linnet.kernels.candidates import (
+    called,
+    candidates,
+    device_of,
+    devices,
+    in_force,
+    refused,
+    statics,
+)
 from linnet.kernels.capture import opaque
-from linnet.kernels.explain import recorder
-from linnet.kernels.falls import fall, fell
-from linnet.kernels.implementation import Failure, FallError, Implementation, SelectionWarning
+from linnet.kernels.falls import disable, fall, warn
+from linnet.kernels.implementation import (
+    Failure,
+    FallError,
+    FallWarning,
+    Implementation,
+    SelectionWarning,
+)
+from linnet.kernels.parameters import INTERNAL
 from linnet.kernels.rules import building, capturing_graph, compiled, rules_of, standing
 from linnet.kernels.slot import Slot, State, lock
 
@@ -23,56 +36,64 @@ def first(slot: Slot, state: State) -> Callable[..., Any]:
     """The chain of a state before its first call on a device: loads, compiles, then calls."""
 
     def run(*args: Any) -> Any:
-        device = getattr(args[0], "device", None)
-        if not isinstance(device, torch.device) or (capturing_graph() and not slot.loaded):
+        device = device_of(args)
+        if device is None or (capturing_graph() and not slot.loaded):
             # No tensor: the reference says what is wrong. A capture: nothing may load now.
             return called(slot, slot.reference.call, args)
         providers.load(slot)
+        if not slot.loaded:
+            # Inside a provider's import: with what is there, and without leaving a trace.
+            return _chain(slot, state, (device,))(*args)
         with building:
-            now = state if state.token in slot.states else slot.state()
-            _extend(slot, now, device)
+            # The load may have brought implementations, and with them another state.
+            now = states.state_of(slot, state.choice, opaque=state.opaque)
+            told = [] if device in now.devices else _extend(slot, now, device)
             chain = now.chain
+        for message, category in told:
+            warn(message, category)
         return chain(*args)
 
     return run
 
 
-def _extend(slot: Slot, state: State, device: torch.device) -> None:
-    if device in state.devices:
-        return
-    _report(slot, state, device)
-    chain = _chain(slot, state, (*state.devices, device))
-    if state.mode == "opaque":
-        chain = opaque(slot)
-    elif state.mode == "recording":
-        chain = recorder(slot, chain)
+def _extend(slot: Slot, state: State, device: torch.device) -> list[Message]:
+    found = messages(slot, state, device)
+    chain = opaque(slot) if state.opaque else _chain(slot, state, (*state.devices, device))
     with lock:
         state.devices = (*state.devices, device)
         state.chain = chain
-        if slot.gate.token == state.token:
-            slot.gate.chain = chain
+        states.publish(slot, state)
+    return found
 
 
-def _report(slot: Slot, state: State, device: torch.device) -> None:
-    """Says what should not pass in silence: checks that raised, a selection that can't be met."""
-    verdicts = statics(slot, state, device)
-    for each, refusal in verdicts:
+def messages(slot: Slot, state: State, device: torch.device) -> list[Message]:
+    """What should not pass in silence: checks that raised, a selection that can't be met.
+
+    Raises:
+        FallError: a predicate raised, and LINNET_STRICT=1.
+    """
+    found: list[Message] = []
+    for each, refusal in statics(slot, state, device):
         if isinstance(refusal, Failure):
             if env.strict():
                 raise FallError(f"{slot.name}: {each.name}: {refusal.reason}") from refusal.error
-            fell(slot, each, device, refusal.reason)
+            message = disable(slot, each, device, refusal.reason)
+            found += [] if message is None else [(message, FallWarning)]
     choice = in_force(slot, state)
-    if choice is None or state.choice is not None:
-        return
-    asked = slot.named(choice.names[0])
-    if asked is not None and all(standing(asked, each) is not None for each in devices()):
-        refusal = standing(asked, device)
-        warnings.warn(
-            f"{choice.origin}: {slot.name} can't run by {asked.name} on this machine "
-            f"({refusal.reason if refusal is not None else ''}); the reference runs",
-            SelectionWarning,
-            stacklevel=3,
-        )
+    asked = None if choice is None or state.choice is not None else slot.named(choice.names[0])
+    if choice is None or asked is None or (slot.name, asked.name) in _told:
+        return found
+    refusals = [standing(asked, each) for each in devices()]
+    if all(refusal is not None for refusal in refusals):
+        _told.add((slot.name, asked.name))
+        shown = "; ".join(dict.fromkeys(each.reason for each in refusals if each is not None))
+        text = f"{choice.origin}: {slot.name} can't run by {asked.name} on this machine ({shown})"
+        found.append((f"{text}; the reference runs", SelectionWarning))
+    return found
+
+
+Message = tuple[str, type[Warning]]
+_told: set[tuple[str, str]] = set()
 
 
 def _chain(slot: Slot, state: State, devices: tuple[torch.device, ...]) -> Callable[..., Any]:
@@ -82,7 +103,7 @@ def _chain(slot: Slot, state: State, devices: tuple[torch.device, ...]) -> Calla
         "_k_fall": fall,
         "_k_slot": slot,
         "_k_state": state,
-        "_k_first": first(slot, state),
+        "_k_first": _unmatched(slot, state),
         "_k_refused": refused,
     }
     body = ["_k_at = -1", "try:"]
@@ -96,6 +117,19 @@ def _chain(slot: Slot, state: State, devices: tuple[torch.device, ...]) -> Calla
         f"return _k_first({given})",
     ]
     return compiled(f"{slot.name}_chain", names, body, bound)
+
+
+def _unmatched(slot: Slot, state: State) -> Callable[..., Any]:
+    """What runs when no branch of a chain took the device."""
+    begin = first(slot, state)
+
+    def run(*args: Any) -> Any:
+        if device_of(args) in state.devices:
+            # A tensor subclass that says one device and answers as another.
+            return called(slot, slot.reference.call, args)
+        return begin(*args)
+
+    return run
 
 
 def _on(name: str, device: torch.device, position: int) -> str:
@@ -140,22 +174,32 @@ def condition_of(
         bound: the generated function's closure, added to.
     """
     holds: list[str] = []
-    for rule in rules_of(implementation, capture):
-        holds.append(rule.holds.replace("_k_", f"_k{unique}_"))
-        bound |= {name.replace("_k_", f"_k{unique}_"): value for name, value in rule.bound.items()}
+    for rule in rules_of(implementation, capture, f"{INTERNAL}{unique}_"):
+        holds.append(f"({rule.holds})")
+        bound |= rule.bound
     return " and ".join(holds)
 
 
-def call_of(implementation: Implementation, unique: int, bound: dict[str, Any]) -> str:
-    """Source that calls `implementation`, with its workspace; binds what it needs in `bound`."""
+def call_of(
+    implementation: Implementation, unique: int, bound: dict[str, Any], tracing: bool = False
+) -> str:
+    """Source that calls `implementation`, with its workspace; binds what it needs in `bound`.
+
+    While torch.compile traces, the workspace is fresh memory, which the compiler plans.
+    """
     expected, mine = implementation.expected, implementation.parameters
     function = f"_k_call_{unique}"
     bound[function] = implementation.call
     if implementation.workspace is None:
         return mine.call(function, expected)
-    bound[f"_k_scratch_{unique}"] = implementation.scratch
-    scratch = expected.call(f"_k_scratch_{unique}", expected)
-    return mine.call(function, expected, f"workspace={scratch}")
+    scratch = f"_k_scratch_{unique}"
+    if not tracing:
+        bound[scratch] = implementation.scratch
+        return mine.call(function, expected, f"workspace={expected.call(scratch, expected)}")
+    bound |= {scratch: implementation.scratch_bytes, "_k_empty": torch.empty, "_k_u8": torch.uint8}
+    size = expected.call(scratch, expected)
+    fresh = f"_k_empty({size}, dtype=_k_u8, device={expected.names[0]}.device)"
+    return mine.call(function, expected, f"workspace={fresh}")
 
 
 states.start = first

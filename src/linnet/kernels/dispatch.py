@@ -8,6 +8,7 @@ version without falls or counts takes the chain's place.
 
 from __future__ import annotations
 
+import itertools
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +17,10 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 
 from linnet.kernels import providers
+from linnet.kernels.autocast import has_autocast, kind_of, lower
 from linnet.kernels.candidates import candidates
-from linnet.kernels.chain import call_of, condition_of
+from linnet.kernels.chain import call_of, condition_of, messages
+from linnet.kernels.falls import warn
 from linnet.kernels.implementation import UnavailableError
 from linnet.kernels.rules import building, compiled, declaration
 from linnet.kernels.slot import Slot, State, lock, slots
@@ -122,8 +125,8 @@ def lowered(slot: Slot, target: Callable[..., Any]) -> Callable[..., Any]:
     """
     names = slot.parameters.names
     body = [
-        f"_k_type = {names[0]}.device.type",
-        "if not _k_enabled(_k_type):",
+        f"_k_type = _k_kind({names[0]})",
+        "if not (_k_available(_k_type) and _k_enabled(_k_type)):",
         f"    return _k_target({', '.join(names)})",
         "_k_dtype = _k_get_dtype(_k_type)",
         *[f"{name} = _k_lower({name}, _k_dtype)" for name in slot.autocast],
@@ -131,21 +134,15 @@ def lowered(slot: Slot, target: Callable[..., Any]) -> Callable[..., Any]:
         f"    return _k_target({', '.join(names)})",
     ]
     bound = {
+        "_k_kind": kind_of,
+        "_k_available": has_autocast,
         "_k_enabled": torch.is_autocast_enabled,
         "_k_get_dtype": torch.get_autocast_dtype,
-        "_k_lower": _lower,
+        "_k_lower": lower,
         "_k_autocast": torch.autocast,
         "_k_target": target,
     }
     return compiled(slot.name, names, body, bound)
-
-
-_LOWERED = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def _lower(value: Any, dtype: torch.dtype) -> Any:
-    # As torch's own casts do, float64 and everything that is not floating stays.
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype in _LOWERED else value
 
 
 def note(slot: str, implementation: str) -> None:
@@ -158,13 +155,24 @@ def note(slot: str, implementation: str) -> None:
 def _prepare(name: str, token: str, kind: str, index: int | None) -> str:
     """Makes what torch.compile is to trace for a selection and device; the attribute's name."""
     key = f"{token}@{kind}{'' if index is None else index}"
+    slot, device = slots[name], _device(kind, index)
+    if hasattr(_traced_functions, key):
+        return key
+    providers.load(slot)
+    state = slot.states[token]
+    state.handed = True
+    if not slot.loaded:  # inside a provider's import: not to be found again
+        key = f"{key}#{next(_temporary)}"
+        setattr(_traced_functions, key, _traced(slot, state, device))
+        return key
+    for message, category in messages(slot, state, device):
+        warn(message, category)
     with building:
-        if not hasattr(_traced_functions, key):
-            slot = slots[name]
-            providers.load(slot)
-            state = slot.states[token]
-            setattr(_traced_functions, key, _traced(slot, state, _device(kind, index)))
+        setattr(_traced_functions, key, _traced(slot, state, device))
     return key
+
+
+_temporary = itertools.count()
 
 
 def _device(kind: str, index: int | None) -> torch.device:
@@ -187,7 +195,7 @@ def _traced(slot: Slot, state: State, device: torch.device) -> Callable[..., Any
         body += [f"if {condition}:"] if condition else []
         body += [
             f"{inner}_k_note({slot.name!r}, {each.name!r})",
-            f"{inner}return {call_of(each, number, bound)}",
+            f"{inner}return {call_of(each, number, bound, tracing=True)}",
         ]
     body.append(f"_k_refused({slot.name!r}, {state.token!r})")
     return lowered(slot, compiled(slot.name, slot.parameters.names, body, bound))

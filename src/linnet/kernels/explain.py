@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,11 +10,12 @@ from typing import Any
 import torch
 
 from linnet.kernels import falls, providers
+from linnet.kernels.autocast import as_seen
 from linnet.kernels.candidates import candidates, in_force, refused_inputs, statics
 from linnet.kernels.implementation import Implementation, Refusal
 from linnet.kernels.rules import compiled, declaration
 from linnet.kernels.slot import Slot, slot_named, slots
-from linnet.kernels.states import pop_mode, push_mode
+from linnet.kernels.states import unwatch, watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def explanations(device: torch.device | str | None = None) -> dict[str, Explanat
     return {slot.name: _explained(slot, None, where) for slot in tuple(slots.values())}
 
 
-def explain(slot: str, *args: Any, **kwargs: Any) -> Explanation:
+def explain(slot: str, /, *args: Any, **kwargs: Any) -> Explanation:
     """Every candidate of a slot, newest first, with the one reason why it is not chosen.
 
     Args:
@@ -190,7 +190,7 @@ def explain(slot: str, *args: Any, **kwargs: Any) -> Explanation:
     return _explained(found, given, _device_of(given))
 
 
-def resolve(slot: str, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
+def resolve(slot: str, /, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
     """The function that a call with these inputs would run, as it was registered.
 
     Args:
@@ -199,7 +199,8 @@ def resolve(slot: str, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
         kwargs: its keyword arguments.
 
     Returns:
-        The implementation; None where an explicit choice can't be met and the call is an error.
+        The implementation's function, or the `Implementation` where it takes a workspace; None
+        where an explicit choice can't be met and the call is an error.
 
     Raises:
         UnknownNameError: no slot has that name.
@@ -209,7 +210,7 @@ def resolve(slot: str, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
     given = bind(found, args, kwargs)
     for each, refusal in _verdicts(found, given, _device_of(given)):
         if refusal is None:
-            return each.call
+            return each.call if each.workspace is None else each
     return None
 
 
@@ -221,13 +222,17 @@ def bind(slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
     """
     if not args and not kwargs:
         return None
-    return _binder(slot)(*args, **kwargs)
-
-
-@functools.cache
-def _binder(slot: Slot) -> Callable[..., tuple[Any, ...]]:
-    names = ", ".join(slot.parameters.names)
-    return compiled(slot.name, declaration(slot.parameters), [f"return ({names},)"], {})
+    made = slot.reference.made
+    if "bind" not in made:
+        body = [f"return ({', '.join(slot.parameters.names)},)"]
+        made["bind"] = compiled(slot.name, declaration(slot.parameters), body, {})
+    given = made["bind"](*args, **kwargs)
+    if not isinstance(given[0], torch.Tensor):
+        raise TypeError(
+            f"{slot.parameters.names[0]} of {slot.name} must be a tensor, whose device is the "
+            f"call's, not {type(given[0]).__name__}"
+        )
+    return as_seen(slot, given)
 
 
 def _device(device: torch.device | str | None) -> torch.device:
@@ -289,36 +294,25 @@ def _explained(slot: Slot, args: tuple[Any, ...] | None, device: torch.device) -
 
 @contextlib.contextmanager
 def recording() -> Generator[list[Call]]:
-    """Collects one `Call` for each eager slot call while it lasts, in the whole process.
+    """Collects one `Call` for each eager slot call that succeeds while it lasts, in all threads.
 
-    The calls run as they would anyway, more slowly.
+    The calls run as they would anyway, more slowly. Recordings may overlap: each has every call.
     """
-    global _calls
-    before, _calls = _calls, []
-    push_mode("recording")
-    try:
-        yield _calls
-    finally:
-        pop_mode("recording")
-        _calls = before
+    calls: list[Call] = []
 
-
-_calls: list[Call] = []
-
-
-def recorder(slot: Slot, chain: Callable[..., Any]) -> Callable[..., Any]:
-    """A chain that notes each call before it runs `chain`."""
-
-    def run(*args: Any) -> Any:
+    def note(slot: Slot, args: tuple[Any, ...]) -> None:
         shapes = {
             name: _shown(value)
             for name, value in zip(slot.parameters.names, args, strict=True)
             if value is not None
         }
-        _calls.append(Call(slot.name, _explained(slot, args, args[0].device), shapes))
-        return chain(*args)
+        calls.append(Call(slot.name, _explained(slot, args, args[0].device), shapes))
 
-    return run
+    watch(note)
+    try:
+        yield calls
+    finally:
+        unwatch(note)
 
 
 def _shown(value: Any) -> str:
@@ -331,7 +325,9 @@ def history() -> History:
     """What has run in this process: calls, traces, falls, and what is disabled with its reason."""
     calls: dict[str, dict[str, int]] = {}
     for slot in tuple(slots.values()):
-        counts = {each.name: each.calls.value() for each in slot.registered}
+        counts = dict(slot.past)
+        for each in slot.registered:
+            counts[each.name] = counts.get(each.name, 0) + each.calls.value()
         ran = {name: count for name, count in counts.items() if count}
         if ran:
             calls[slot.name] = ran

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch as python_dispatch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from linnet import env
 from linnet.kernels.candidates import called, candidates, refused_inputs
@@ -18,12 +20,9 @@ from linnet.kernels.implementation import (
     Implementation,
     UnavailableError,
 )
+from linnet.kernels.rules import propagates
 from linnet.kernels.slot import Slot, State, lock
 from linnet.kernels.states import refresh
-
-# CUDA errors after which no call in this process can be trusted (cuda.h, "the context is in an
-# inconsistent state"): illegal address, launch timeout, assert, misuse of hardware, launch failure.
-_STICKY = {214, 219, 220, 221, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,36 +45,48 @@ class Fall:
 log: list[Fall] = []
 
 
-def fell(slot: Slot, implementation: Implementation, device: torch.device, reason: str) -> None:
-    """Disables an implementation on a device for the process; warns once."""
+def warn(message: str, category: type[Warning]) -> None:
+    """Warns at the call site: the innermost frame that is neither linnet's nor generated."""
+    depth, frame = 1, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None:
+        name = frame.f_globals.get("__name__", "")
+        inner = name.partition(".")[0] in ("linnet", "contextlib", "importlib")
+        if not (inner or frame.f_code.co_filename.startswith("<linnet ")):
+            break
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=depth + 1)
+
+
+def disable(
+    slot: Slot, implementation: Implementation, device: torch.device, reason: str
+) -> str | None:
+    """Disables an implementation on a device for the process.
+
+    Returns:
+        What to warn of; None where it was disabled before.
+    """
     with lock:
-        if (implementation, device) in slot.disabled:
-            return
+        if (implementation, device) in slot.disabled or implementation not in slot.registered:
+            return None
         slot.disabled[implementation, device] = f"disabled on {device}: {reason}"
-        record = Fall(slot.name, implementation.name, str(device), reason)
-        log.append(record)
+        log.append(Fall(slot.name, implementation.name, str(device), reason))
         refresh(slot)
-    warnings.warn(
+    return (
         f"{slot.name}: {implementation.name} is disabled on {device} for this process, because "
-        f"{reason}; the next implementation runs instead (LINNET_STRICT=1 makes this an error)",
-        FallWarning,
-        stacklevel=3,
+        f"{reason}; the next implementation runs instead (LINNET_STRICT=1 makes this an error)"
     )
 
 
 def provider_fell(provider: str, error: BaseException) -> str:
-    """Records a provider that did not load; warns. Returns the reason."""
+    """Records a provider that did not load; returns what to warn of."""
     reason = f"its import raised {type(error).__name__}: {error}"
-    log.append(Fall("", provider, "", reason))
     if env.strict():
         raise FallError(f"the kernel provider {provider} failed to load: {reason}") from error
-    warnings.warn(
+    log.append(Fall("", provider, "", reason))
+    return (
         f"the kernel provider {provider} is left out, because {reason} "
-        "(LINNET_STRICT=1 makes this an error)",
-        FallWarning,
-        stacklevel=3,
+        "(LINNET_STRICT=1 makes this an error)"
     )
-    return reason
 
 
 def fall(slot: Slot, state: State, at: int, error: Exception, args: tuple[Any, ...]) -> Any:
@@ -92,27 +103,19 @@ def fall(slot: Slot, state: State, at: int, error: Exception, args: tuple[Any, .
     Returns:
         What the next candidate that takes the inputs computed.
     """
-    if at < 0 or _propagates(error):
-        if at == -1:
-            called(slot, slot.reference.call, args)  # its message is the one for the caller
+    if at == -1:
+        called(slot, slot.reference.call, args)  # its message is the one for the caller
+    if at < 0 or propagates(error):
         raise error
     device = args[0].device
     allowed = candidates(slot, state, device)
     number, calling = divmod(at, 2)
-    failed = [(allowed[number], _reason(bool(calling), error))]
     if allowed[number] is slot.reference:
         raise error
-    if slot.reference not in allowed:
-        raise (
-            error
-            if calling
-            else UnavailableError(
-                f"{allowed[number].name} refuses this call of {slot.name}: {failed[0][1]}"
-            )
-        ) from error
-    if python_dispatch._get_current_dispatch_mode() is not None:  # pyright: ignore
-        # Fake tensors and the like: what fails on them says nothing about real ones.
+    if _unreal(args):
+        # What fails while tracing says nothing about real tensors.
         return called(slot, slot.reference.call, args)
+    failed = [(allowed[number], _reason(bool(calling), error))]
     for each in allowed[number + 1 :]:
         refusal = refused_inputs(slot, each, args)
         if isinstance(refusal, Failure):
@@ -122,14 +125,19 @@ def fall(slot: Slot, state: State, at: int, error: Exception, args: tuple[Any, .
         try:
             result = called(slot, each, args)
         except Exception as later:
-            if each is slot.reference or _propagates(later):
+            if each is slot.reference or propagates(later):
                 raise
             failed.append((each, _reason(True, later)))
             continue
-        each.calls.tick()
         _settle(slot, device, failed, error)
+        each.calls.tick()
         return result
-    raise error
+    if calling:
+        raise error
+    raise UnavailableError(
+        f"{allowed[number].name} can't say whether it takes this call of {slot.name}: "
+        f"{failed[0][1]}"
+    ) from error
 
 
 def _settle(
@@ -138,19 +146,21 @@ def _settle(
     if env.strict():
         shown = "; ".join(f"{each.name}: {reason}" for each, reason in failed)
         raise FallError(f"{slot.name} fell on {device}: {shown}") from error
-    for each, reason in failed:
-        fell(slot, each, device, reason)
+    messages = [disable(slot, each, device, reason) for each, reason in failed]
+    for message in messages:
+        if message is not None:
+            warn(message, FallWarning)
 
 
 def _reason(calling: bool, error: Exception) -> str:
     return f"{'its call' if calling else 'its accepts'} raised {type(error).__name__}: {error}"
 
 
-def _propagates(error: Exception) -> bool:
-    """Whether the error is no fault of the implementation: memory ran out, the device is lost."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError | FallError | UnavailableError):
-        return True
-    if isinstance(error, torch.AcceleratorError):
-        code = getattr(error, "error_code", None)
-        return code is None or code in _STICKY
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+def _unreal(args: tuple[Any, ...]) -> bool:
+    """Whether the tensors stand for others: fake ones, a proxy's, or those of a functorch level."""
+    functorch: Any = torch._C._functorch  # pyright: ignore
+    return (
+        any(isinstance(value, FakeTensor) for value in args)
+        or functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportUnknownMemberType]
+        or get_proxy_mode() is not None
+    )

@@ -118,6 +118,9 @@ class Implementation:
         importing: the modules whose import was under way then, innermost first.
         serial: the position of the registration in the process.
         calls: how often it ran in eager mode.
+        standings: what its predicate said, by device.
+        asking: held while its predicate runs.
+        made: functions generated for it.
     """
 
     slot: str
@@ -137,21 +140,34 @@ class Implementation:
     importing: tuple[str, ...] = ()
     serial: int = 0
     calls: Counter = field(default_factory=Counter)
+    standings: dict[torch.device, Refusal | None] = field(
+        default_factory=dict[torch.device, Refusal | None]
+    )
+    asking: threading.RLock = field(default_factory=threading.RLock)
+    made: dict[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
 
     def __repr__(self) -> str:
         return f"<{self.name} of {self.slot}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs it on the slot's arguments, whatever its checks would say."""
         if self.workspace is None:
             return self.call(*args, **kwargs)
         return self.call(*args, workspace=self.scratch(*args, **kwargs), **kwargs)
 
-    def scratch(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def scratch(self, /, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Its scratch memory for these inputs: uint8, of their device and the current stream."""
+        first = args[0] if args else kwargs[next(iter(self.expected.names))]
+        size = self.scratch_bytes(*args, **kwargs)
+        return scratch(f"{self.slot}.{self.name}", size, first.device)
+
+    def scratch_bytes(self, /, *args: Any, **kwargs: Any) -> int:
+        """The bytes of scratch memory that it declares for these inputs."""
         wanted = self.workspace
-        size = wanted(*args, **kwargs) if callable(wanted) else int(wanted or 0)
-        return scratch(f"{self.slot}.{self.name}", size, args[0].device)
+        if not callable(wanted):
+            return int(wanted or 0)
+        lacking = Parameters.of(wanted).lacking(self.expected)
+        return wanted(*args, **{n: value for n, value in kwargs.items() if n not in lacking})
 
     def available(self, device: torch.device | str) -> Refusal | None:
         """Why its predicate excludes it on `device`; None where it holds. Evaluated once."""
@@ -159,7 +175,7 @@ class Implementation:
 
         return standing(self, torch.device(device))
 
-    def refusal(self, *args: Any, **kwargs: Any) -> Refusal | None:
+    def refusal(self, /, *args: Any, **kwargs: Any) -> Refusal | None:
         """Why it would not take these inputs; None where it would. The predicate is not asked."""
         from linnet.kernels.rules import refuse
 

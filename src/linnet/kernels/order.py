@@ -27,30 +27,42 @@ def ordered(implementations: list[Implementation]) -> tuple[Implementation, ...]
 def _age(implementation: Implementation) -> tuple[int, str, int]:
     if implementation.name == "reference":
         return (0, "", -1)
-    rows = slots[implementation.slot].builtins
-    for number, row in enumerate(rows):
-        if (row.name, row.module) == (implementation.name, implementation.module):
-            return (0, "", number)
-    origins = (implementation.module, *implementation.importing)
-    if any(_within(name, PACKAGE) for name in origins):
+    row = builtin_row(implementation)
+    if row is not None:
+        return (0, "", row)
+    provider = provider_of(implementation)
+    if provider == PACKAGE:
         return (1, "", implementation.serial)
-    points = [point for module, point in entry_modules.items() if _any_within(origins, module)]
-    if points:
-        return (2, min(points), implementation.serial)
+    if provider is not None:
+        return (2, entry_modules[provider], implementation.serial)
     return (3, "", implementation.serial)
+
+
+def builtin_row(implementation: Implementation) -> int | None:
+    """Which of its slot's built-in implementations it is, by number; None: none of them."""
+    for number, row in enumerate(slots[implementation.slot].builtins):
+        if (row.name, row.module) == (implementation.name, implementation.module):
+            return number
+    return None
+
+
+def provider_of(implementation: Implementation) -> str | None:
+    """The provider's module that registered it, the innermost one whose import was under way."""
+    return innermost_provider((implementation.module, *implementation.importing))
+
+
+def innermost_provider(modules: tuple[str, ...]) -> str | None:
+    """The first of `modules` that belongs to a provider, as that provider's module."""
+    for name in modules:
+        for provider in (PACKAGE, *entry_modules):
+            if name == provider or name.startswith(provider + "."):
+                return provider
+    return None
 
 
 def provided(implementation: Implementation) -> bool:
     """Whether it came from a provider rather than from the program itself."""
     return _age(implementation)[0] < 3
-
-
-def _any_within(origins: tuple[str, ...], module: str) -> bool:
-    return any(_within(name, module) for name in origins)
-
-
-def _within(name: str, package: str) -> bool:
-    return name == package or name.startswith(package + ".")
 
 
 def importing(depth: int) -> tuple[str, ...]:

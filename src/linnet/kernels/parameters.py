@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 MISSING = inspect.Parameter.empty
+INTERNAL = "_k_"
+"""What names in generated code begin with; no slot's parameter may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +23,15 @@ class Parameters:
     Attributes:
         positional: names, in order, to defaults (`MISSING` where there is none).
         keyword: keyword-only names to defaults.
-        tensors: the names annotated as tensors, to whether None may stand for one.
+        gradients: the names that may hold tensors, to "tensor", "optional" (a tensor or None) or
+            "any" (what only a look at the value tells, as where nothing is annotated).
         any_positional: whether it takes `*args`.
         any_keyword: whether it takes `**kwargs`.
     """
 
     positional: dict[str, Any]
     keyword: dict[str, Any]
-    tensors: dict[str, bool]
+    gradients: dict[str, str]
     any_positional: bool = False
     any_keyword: bool = False
 
@@ -48,7 +51,7 @@ class Parameters:
         return cls(
             positional,
             keyword,
-            _tensors(function),
+            _gradients(function, (*positional, *keyword)),
             kinds.VAR_POSITIONAL in present,
             kinds.VAR_KEYWORD in present,
         )
@@ -98,9 +101,11 @@ def _parsed(text: str) -> inspect.Signature:
     kinds = inspect.Parameter
     try:
         tree = ast.parse(f"lambda {text.strip()[1:-1]}: 0", mode="eval").body
-        assert isinstance(tree, ast.Lambda)
-        assert text.strip()[:1] + text.strip()[-1:] == "()"
+        if not isinstance(tree, ast.Lambda) or text.strip()[:1] + text.strip()[-1:] != "()":
+            raise ValueError(text)
         found = tree.args
+        if found.vararg is not None or found.kwarg is not None:
+            raise ValueError("name each parameter")
         named = [*found.posonlyargs, *found.args]
         defaults = [None] * (len(named) - len(found.defaults)) + list(found.defaults)
         parameters = [
@@ -112,20 +117,25 @@ def _parsed(text: str) -> inspect.Signature:
             for each, node in zip(names, nodes, strict=True)
         ]
         return inspect.Signature(parameters)
-    except (SyntaxError, ValueError, AssertionError):
+    except (SyntaxError, ValueError):
         raise TypeError(
             f'signature={text!r} is not written like "(x, weight, bias=None, *, scale=None)"'
         ) from None
 
 
-def _tensors(function: Callable[..., Any]) -> dict[str, bool]:
+def _gradients(function: Callable[..., Any], names: tuple[str, ...]) -> dict[str, str]:
     try:
         hints = typing.get_type_hints(function)
     except Exception:  # annotations may name what cannot be imported here; they are only a hint
-        return {}
-    found: dict[str, bool] = {}
-    for name, hint in hints.items():
-        options = set(typing.get_args(hint)) or {hint}
-        if name != "return" and torch.Tensor in options:
-            found[name] = options != {torch.Tensor}
-    return found
+        hints = {}
+    kinds = {name: _gradient(hints[name]) if name in hints else "any" for name in names}
+    return {name: kind for name, kind in kinds.items() if kind}
+
+
+def _gradient(hint: Any) -> str:
+    if hint is torch.Tensor:
+        return "tensor"
+    options = set(typing.get_args(hint)) or {hint}
+    if options == {torch.Tensor, type(None)}:
+        return "optional"
+    return "" if options <= {bool, int, float, str, type(None), torch.dtype} else "any"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import keyword
+import re
 import sys
 import typing
 from collections.abc import Callable
@@ -14,10 +16,10 @@ from linnet.kernels import providers
 from linnet.kernels.dispatch import public
 from linnet.kernels.explain import active
 from linnet.kernels.implementation import Implementation, UnknownNameError
-from linnet.kernels.order import importing, ordered, provided
-from linnet.kernels.parameters import Parameters
+from linnet.kernels.order import builtin_row, importing, ordered, provided
+from linnet.kernels.parameters import INTERNAL, Parameters
 from linnet.kernels.slot import Builtin, Slot, lock, slot_named, slots
-from linnet.kernels.states import refresh
+from linnet.kernels.states import forget, refresh
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,7 +62,6 @@ def define(
     """
     parameters = Parameters.of(reference)
     _check_definition(slot, parameters, (*autocast, *mutates))
-    module = reference.__module__
     implementation = Implementation(
         slot=slot,
         name="reference",
@@ -70,18 +71,25 @@ def define(
         capture_safe=True,
         version=torch.__version__,
         source="torch",
-        module=module,
+        module=getattr(reference, "__module__", ""),
         serial=-1,
     )
-    results = _results(reference)
+    results = _results(slot, reference)
     if mutates and results is not None:
-        raise TypeError(f"the reference of {slot} writes to {mutates[0]}, so it must return None")
+        raise TypeError(
+            f"the reference of {slot} writes to {mutates[0]}, so it must be annotated '-> None': a "
+            "recorded graph can't hold an operation that does both"
+        )
     made = Slot(slot, implementation, autocast, mutates, results, cases, builtins)
     made.registered = (implementation,)
+    made.call = public(made, reference, _caller())
     with lock:
+        if slot in slots:
+            raise ValueError(
+                f"the slot {slot} is defined already; register an implementation of it"
+            )
         slots[slot] = made
         refresh(made)
-    made.call = public(made, reference, _caller())
     return typing.cast(Callable[P, R], made.call)
 
 
@@ -91,7 +99,7 @@ def _caller() -> str:
 
 
 def _check_definition(slot: str, parameters: Parameters, named: tuple[str, ...]) -> None:
-    if not slot.isidentifier() or slot.startswith("_"):
+    if not slot.isidentifier() or slot.startswith("_") or keyword.iskeyword(slot):
         raise ValueError(f"{slot!r} can't name a slot: use an identifier such as 'rms_norm'")
     if slot in slots:
         raise ValueError(f"the slot {slot} is defined already; register an implementation of it")
@@ -103,13 +111,30 @@ def _check_definition(slot: str, parameters: Parameters, named: tuple[str, ...])
     unknown = [name for name in named if name not in parameters.names]
     if unknown:
         raise ValueError(f"the reference of {slot} has no parameter {unknown[0]}")
+    internal = [name for name in parameters.names if name.startswith(INTERNAL)]
+    if internal:
+        raise ValueError(
+            f"{internal[0]} can't name a parameter: linnet's own begin with {INTERNAL}"
+        )
 
 
-def _results(reference: Callable[..., Any]) -> int | None:
-    returned = typing.get_type_hints(reference).get("return", torch.Tensor)
+def _results(slot: str, reference: Callable[..., Any]) -> int | None:
+    """How many tensors it returns as a tuple; 0: a bare tensor; None: nothing."""
+    try:
+        returned = typing.get_type_hints(reference).get("return", ...)
+    except (NameError, TypeError):
+        returned = ...
     if returned is type(None):
         return None
-    return len(typing.get_args(returned)) if typing.get_origin(returned) is tuple else 1
+    if returned is torch.Tensor:
+        return 0
+    each = typing.get_args(returned) if typing.get_origin(returned) is tuple else ()
+    if each and all(one is torch.Tensor for one in each):
+        return len(each)
+    raise TypeError(
+        f"the reference of {slot} must say what it returns: Tensor, None, or a tuple of a fixed "
+        "number of tensors, such as '-> tuple[Tensor, Tensor]'"
+    )
 
 
 class Declared(TypedDict, total=False):
@@ -193,6 +218,8 @@ def _register(
     importing: tuple[str, ...],
 ) -> None:
     found = slot_named(slot)
+    if not callable(impl):
+        raise TypeError(f"an implementation of {slot} must be a function, not {impl!r}")
     rest: dict[str, Any] = dict(declared)
     replace, signature = rest.pop("replace", False), rest.pop("signature", None)
     made = Implementation(
@@ -211,44 +238,64 @@ def _register(
         _add(found, made, replace)
 
 
+_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+
+
 def _check(made: Implementation) -> None:
-    if not isinstance(made.name, str) or not made.name or made.name in ("off", "reference"):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"{made.name!r} can't name an implementation of {made.slot}")
+    if not _NAME.fullmatch(made.name) or made.name in ("off", "reference"):
+        raise ValueError(
+            f"{made.name!r} can't name an implementation of {made.slot}: use letters, digits and "
+            "_ . + -, as LINNET_KERNELS must be able to name it, and not off or reference"
+        )
+    for what, value in (("predicate", made.predicate), ("accepts", made.accepts)):
+        if value is not None and not callable(value):
+            raise TypeError(f"{what} of {made.name} must be a function, not {value!r}")
     extra = ("workspace",) if made.workspace is not None else ()
     problem = made.parameters.mismatch(made.expected, *extra)
     if problem is None and made.workspace is not None:
         takes = "workspace" in made.parameters.keyword or made.parameters.any_keyword
-        problem = (
-            None
-            if takes
-            else "it declares a workspace and has no keyword-only parameter of that name"
-        )
-    if problem is None and made.accepts is not None:
-        checked = Parameters.of(made.accepts).mismatch(made.expected)
-        problem = f"of its accepts: {checked}" if checked else None
+        if not takes:
+            problem = "it declares a workspace and has no keyword-only parameter of that name"
+    for what in (made.accepts, made.workspace if callable(made.workspace) else None):
+        if problem is None and what is not None:
+            checked = Parameters.of(what).mismatch(made.expected)
+            name = "accepts" if what is made.accepts else "workspace"
+            problem = f"of its {name}: {checked}" if checked else None
     if problem is not None:
         raise TypeError(f"{made.name} does not fit the slot {made.slot}: {problem}")
 
 
 def _add(slot: Slot, made: Implementation, replace: bool) -> None:
     before = slot.named(made.name)
+    own = builtin_row(made) is not None
     if before is not None and not replace:
-        if _repeats(before, made):
+        # linnet's own steps back where the program has put another in its place.
+        if own or _repeats(before, made):
             return
-        raise ValueError(
-            f"the slot {slot.name} has an implementation {made.name!r} already (from "
-            f"{before.module}): take another name, or pass replace=True"
-        )
+        raise _taken(slot, made.name, before.module)
+    reserved = next((row for row in slot.builtins if row.name == made.name), None)
+    if before is None and reserved is not None and not own and not replace:
+        raise _taken(slot, made.name, reserved.module)
     kept = [each for each in slot.registered if each is not before]
     slot.registered = ordered([*kept, made])
     if providers.loading():
-        providers.came(made)
-    else:
-        refresh(slot)
+        providers.came(made, before)
+        return
+    if before is not None:
+        forget(slot, before)
+    refresh(slot)
+
+
+def _taken(slot: Slot, name: str, module: str) -> ValueError:
+    return ValueError(
+        f"the slot {slot.name} has an implementation {name!r} already (from {module}): take "
+        "another name, or pass replace=True"
+    )
 
 
 def _repeats(before: Implementation, made: Implementation) -> bool:
     """Whether a provider's module was run again; the program's own repeats are mistakes."""
+    providers.scan()
     same = (before.module, getattr(before.call, "__qualname__", "")) == (
         made.module,
         getattr(made.call, "__qualname__", ""),
@@ -274,6 +321,7 @@ def unregister(slot: str, name: str) -> None:
                 f"slot {slot} has no implementation {name!r}; it has: {', '.join(found.known())}"
             )
         found.registered = tuple(each for each in found.registered if each is not before)
+        forget(found, before)
         refresh(found)
 
 

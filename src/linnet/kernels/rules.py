@@ -7,34 +7,79 @@ the same expressions one by one. So a choice and its explanation can't differ.
 
 from __future__ import annotations
 
-import functools
+import itertools
 import linecache
 import math
+import os
 import threading
+import typing
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from linnet.kernels.implementation import Failure, Implementation, Refusal, refusal_of
-from linnet.kernels.parameters import MISSING, Parameters
+from linnet.kernels.implementation import (
+    Failure,
+    FallError,
+    Implementation,
+    Refusal,
+    UnavailableError,
+    refusal_of,
+)
+from linnet.kernels.parameters import INTERNAL, MISSING, Parameters
+from linnet.kernels.slot import lock
 
-# Held while providers load, predicates run and dispatchers are built; `register` never waits for
-# it, since a provider's import may register from a thread that holds that module's import lock.
+# Held while providers load and dispatchers are built. Whoever may run while a module is being
+# imported must not wait for it, since the thread that holds it may wait for that module's import:
+# `register` and predicates don't, and `providers.load` looks out for it.
 building = threading.RLock()
 
-_standing: dict[tuple[Implementation, torch.device], Refusal | None] = {}
+
+def _hold_for_fork() -> None:
+    building.acquire()
+    lock.acquire()
+
+
+def _release_after_fork() -> None:
+    lock.release()
+    building.release()
+
+
+# A child would otherwise find the locks held by threads that it does not have.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_hold_for_fork,
+        after_in_parent=_release_after_fork,
+        after_in_child=_release_after_fork,
+    )
 
 
 def standing(implementation: Implementation, device: torch.device) -> Refusal | None:
     """Why the predicate excludes `implementation` on `device`, or None: asked once for each."""
-    key = (implementation, device)
-    if key not in _standing:
-        with building:
-            if key not in _standing:
-                _standing[key] = _asked(implementation, device)
-    return _standing[key]
+    known = implementation.standings
+    if device not in known:
+        with implementation.asking:
+            if device not in known:
+                known[device] = _asked(implementation, device)
+    return known[device]
+
+
+# CUDA errors after which no call in this process can be trusted (cuda.h, "the context is in an
+# inconsistent state"): illegal address, launch timeout, assert, misuse of hardware, launch failure.
+_STICKY = {214, 219, 220, 221, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999}
+
+
+def propagates(error: Exception) -> bool:
+    """Whether an error is no fault of the implementation: memory ran out, the device is lost."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | FallError | UnavailableError):
+        return True
+    if isinstance(error, torch.AcceleratorError):
+        code = getattr(error, "error_code", None)
+        return code is None or code in _STICKY
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def _asked(implementation: Implementation, device: torch.device) -> Refusal | None:
@@ -46,6 +91,8 @@ def _asked(implementation: Implementation, device: torch.device) -> Refusal | No
                 return refusal_of(implementation.predicate(), "predicate")
         return refusal_of(implementation.predicate(), "predicate")
     except Exception as error:
+        if propagates(error):
+            raise
         return Failure("its predicate", error)
 
 
@@ -54,7 +101,7 @@ class Rule:
     """A condition for running an implementation.
 
     Attributes:
-        holds: the expression; names with a leading `_k_` are bound, the others are parameters.
+        holds: the expression; names that begin with the prefix are bound, the others parameters.
         reason: what its being false means; None: the expression's own answer says.
         bound: the values of the bound names.
     """
@@ -64,33 +111,39 @@ class Rule:
     bound: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-def rules_of(implementation: Implementation, capture: bool = True) -> list[Rule]:
+def rules_of(
+    implementation: Implementation, capture: bool = True, prefix: str = INTERNAL
+) -> list[Rule]:
     """The rules about inputs and surroundings, cheapest first.
 
     Args:
         implementation: whose.
         capture: whether a CUDA graph could be under capture, as on a CUDA device.
+        prefix: what the bound names begin with.
     """
     expected, mine = implementation.expected, implementation.parameters
+    k = prefix
     rules: list[Rule] = []
     for name in mine.lacking(expected):
         default = expected.keyword[name]
-        holds = f"{name} is None" if default is None else f"_k_same({name}, _k_default_{name})"
-        bound = {"_k_same": _same, f"_k_default_{name}": default}
+        holds = f"{name} is None" if default is None else f"{k}same({name}, {k}default_{name})"
+        bound = {f"{k}same": _same, f"{k}default_{name}": default}
         rules.append(Rule(holds, f"it has no parameter {name}, which the call gives", bound))
     if not implementation.backward:
-        wanted = _gradient_wanted(expected)
-        bound = {"_k_grad_enabled": torch.is_grad_enabled, "_k_any_grad": _any_grad}
+        wanted = _gradient_wanted(expected, k)
+        bound: dict[str, Any] = {f"{k}grad_enabled": torch.is_grad_enabled}
+        bound |= {f"{k}any_grad": _any_grad, f"{k}forward": forward_ad}
         reason = "it has no backward, and an input requires a gradient"
-        rules.append(Rule(f"not (_k_grad_enabled() and {wanted})", reason, bound))
+        holds = f"not ({k}grad_enabled() and {wanted}) and {k}forward._current_level < 0"
+        rules.append(Rule(holds, reason, bound))
     if capture and not implementation.capture_safe:
-        bound = {"_k_capturing": capturing_graph}
+        bound = {f"{k}capturing": capturing_graph}
         reason = "it is not declared safe to run while a CUDA graph is captured"
-        rules.append(Rule("not _k_capturing()", reason, bound))
+        rules.append(Rule(f"not {k}capturing()", reason, bound))
     if implementation.accepts is not None:
         accepts = Parameters.of(implementation.accepts)
-        bound = {"_k_accepts": implementation.accepts}
-        rules.append(Rule(accepts.call("_k_accepts", expected), None, bound))
+        bound = {f"{k}accepts": implementation.accepts}
+        rules.append(Rule(accepts.call(f"{k}accepts", expected), None, bound))
     return rules
 
 
@@ -104,27 +157,34 @@ def _same(value: object, default: object) -> bool:
 
 
 def _any_grad(*values: object) -> bool:
-    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                return True
+        elif isinstance(value, tuple | list) and _any_grad(*typing.cast(Sequence[object], value)):
+            return True
+    return False
 
 
-def _gradient_wanted(slot: Parameters) -> str:
-    if set(slot.tensors) and all(name in slot.names for name in slot.tensors):
-        each = [
-            f"({name} is not None and {name}.requires_grad)"
-            if optional
-            else f"{name}.requires_grad"
-            for name, optional in slot.tensors.items()
-        ]
-        return f"({' or '.join(each)})"
-    return f"_k_any_grad({', '.join(slot.names)})"
+def _gradient_wanted(slot: Parameters, prefix: str) -> str:
+    """Source that tells whether an argument requires a gradient."""
+    written = {
+        "tensor": "{0}.requires_grad",
+        "optional": "({0} is not None and {0}.requires_grad)",
+        "any": prefix + "any_grad({0})",
+    }
+    each = [written[kind].format(name) for name, kind in slot.gradients.items()]
+    return f"({' or '.join(each) or 'False'})"
 
 
-def refuse(implementation: Implementation, *args: Any, **kwargs: Any) -> Refusal | None:
+def refuse(implementation: Implementation, /, *args: Any, **kwargs: Any) -> Refusal | None:
     """The first rule that these inputs break, or None. A check that raises counts as a refusal."""
-    return _refuser(implementation)(*args, **kwargs)
+    made = implementation.made
+    if "refuse" not in made:
+        made["refuse"] = _refuser(implementation)
+    return made["refuse"](*args, **kwargs)
 
 
-@functools.cache
 def _refuser(implementation: Implementation) -> Callable[..., Refusal | None]:
     bound: dict[str, Any] = {"_k_Refusal": Refusal, "_k_Failure": Failure, "_k_of": refusal_of}
     body = ["try:"]
@@ -164,7 +224,7 @@ def _literal(default: object) -> str:
     )
 
 
-_numbers = iter(range(1, 1 << 62))
+_numbers = itertools.count(1)
 
 
 def compiled(
@@ -181,4 +241,6 @@ def compiled(
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), namespace)
-    return namespace["make"](**bound)
+    function = namespace["make"](**bound)
+    weakref.finalize(function, linecache.cache.pop, filename, None).atexit = False
+    return function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
@@ -46,20 +47,17 @@ class use:  # noqa: N801 - reads as a verb at the call: with use("reference")
 
     def __init__(self, everywhere: str | None = None, /, **per_slot: str | tuple[str, ...]) -> None:
         self._everywhere = everywhere
-        self._per_slot = tuple(
-            (slot, (names,) if isinstance(names, str) else tuple(names))
-            for slot, names in per_slot.items()
-        )
+        self._per_slot = tuple((slot, _names(slot, names)) for slot, names in per_slot.items())
         self._entered: list[Request] = []
-        self._undo: list[tuple[str, str]] = []
-        self._before: Any = ()
+        self._traced: list[tuple[Any, tuple[tuple[str, str], ...]]] = []
 
     def __enter__(self) -> use:
         if is_dynamo_compiling():
-            self._before = _traced.requests
-            _traced.requests = (*self._before, (self._everywhere, self._per_slot))
+            before = _traced.requests
+            _traced.requests = (*before, (self._everywhere, self._per_slot))
             swaps = _traced_tokens(_traced.requests)
-            self._undo = [(name, getattr(gates, name).token) for name, _ in swaps]
+            undo = tuple((name, getattr(gates, name).token) for name, _ in swaps)
+            self._traced.append((before, undo))
             for name, token in swaps:
                 getattr(gates, name).token = token
             return self
@@ -67,19 +65,36 @@ class use:  # noqa: N801 - reads as a verb at the call: with use("reference")
         with lock:
             stack.append(request)
             self._entered.append(request)
-            refresh()
+            _refresh(request)
         return self
 
     def __exit__(self, *_: object) -> None:
         if is_dynamo_compiling():
-            for name, token in self._undo:
+            before, undo = self._traced.pop()
+            for name, token in undo:
                 getattr(gates, name).token = token
-            _traced.requests = self._before
+            _traced.requests = before
             return
         with lock:
             request = self._entered.pop()
             stack[:] = [each for each in stack if each is not request]
-            refresh()
+            _refresh(request)
+
+
+def _names(slot: str, names: object) -> tuple[str, ...]:
+    if isinstance(names, str):
+        return (names,)
+    given = typing.cast("tuple[object, ...]", names) if isinstance(names, tuple | list) else ()
+    found = tuple(each for each in given if isinstance(each, str))
+    if not found or len(found) != len(given):
+        raise TypeError(f"use({slot}=...) takes a name or a tuple of names, not {names!r}")
+    return found
+
+
+def _refresh(request: Request) -> None:
+    touched = [slot for slot in slots.values() if request.choice(slot) is not None]
+    if touched:
+        refresh(*touched)
 
 
 def _traced_tokens(requests: Any) -> tuple[tuple[str, str], ...]:

@@ -50,7 +50,7 @@ class Choice:
     """
 
     names: tuple[str, ...]
-    origin: str
+    origin: str = field(compare=False)
 
 
 class Gate:
@@ -77,7 +77,8 @@ class State:
         registered: the implementations, newest first.
         choice: what `use` asks for; None: nothing.
         disabled: pairs of an implementation that fell and the device where it did.
-        mode: "", "opaque" (the planner captures) or "recording".
+        opaque: whether the planner captures.
+        handed: whether compiled code was given the token.
         chain: the dispatcher for the devices seen so far.
         devices: those.
     """
@@ -86,9 +87,10 @@ class State:
     registered: tuple[Implementation, ...]
     choice: Choice | None
     disabled: frozenset[tuple[Implementation, torch.device]]
-    mode: str
+    opaque: bool
     chain: Callable[..., Any]
     devices: tuple[torch.device, ...] = ()
+    handed: bool = False
 
 
 @dataclass(eq=False)
@@ -101,12 +103,13 @@ class Slot:
         parameters: its signature.
         autocast: the parameters that take autocast's dtype.
         mutates: the parameters that it writes to.
-        results: how many tensors it returns as a tuple; 1: a bare tensor; None: nothing.
+        results: how many tensors it returns as a tuple; 0: a bare tensor; None: nothing.
         cases: the parity suite's cases, or the "module:attribute" where they are.
         builtins: linnet's own implementations, oldest first.
         registered: all implementations, newest first; the last is the reference.
         disabled: implementations that fell, by device, with the reason.
         traced: how often each implementation was written into a graph.
+        past: how often implementations that were removed had run.
         gate: what the public function reads.
         call: the public function.
     """
@@ -123,6 +126,7 @@ class Slot:
         default_factory=dict[tuple[Implementation, torch.device], str]
     )
     traced: dict[str, int] = field(default_factory=dict[str, int])
+    past: dict[str, int] = field(default_factory=dict[str, int])
     gate: Gate = field(default_factory=Gate)
     call: Callable[..., Any] = _unset
     loaded: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,9 +36,12 @@ class _Gates:
 
 gates = _Gates()
 stack: list[Request] = []
-_modes: list[str] = []
+watchers: list[Callable[[Slot, tuple[Any, ...]], None]] = []
+_captures = 0
+_numbers = itertools.count()
 _generations: dict[tuple[str, ...], int] = {}
 _generation = 0
+_asked = False
 
 
 def start(slot: Slot, state: State) -> Callable[..., Any]:
@@ -48,10 +52,12 @@ def start(slot: Slot, state: State) -> Callable[..., Any]:
 def generation() -> int:
     """A number for the selection in force: the same selection again gives the same number.
 
-    It changes with `use`, `register`, `unregister` and when an implementation is disabled. A
-    captured CUDA graph keeps the number it was captured under and is captured anew when this
-    differs.
+    It changes with `use`, `register`, `unregister`, when an implementation is disabled, and where
+    it was asked for before the first call, when that call loads what implements a slot. A captured
+    CUDA graph keeps the number it was captured under and is captured anew when this differs.
     """
+    global _asked
+    _asked = True
     return _generation
 
 
@@ -60,16 +66,35 @@ def refresh(*changed: Slot) -> None:
     global _generation
     with lock:
         for slot in changed or tuple(slots.values()):
-            _enter(slot, state_of(slot, choice_of(slot, stack)))
+            _enter(slot, state_of(slot, choice_of(slot, stack), opaque=_captures > 0))
         tokens = tuple(slot.gate.token for slot in slots.values())
-        _generation = _generations.setdefault(tokens, len(_generations))
+        if tokens not in _generations:
+            _generations[tokens] = next(_numbers)
+        _generation = _generations[tokens]
 
 
 def _enter(slot: Slot, state: State) -> None:
     setattr(gates, slot.name, slot.gate)
-    slot.gate.opaque = state.mode == "opaque"
-    slot.gate.chain = state.chain
+    slot.gate.opaque = state.opaque
     slot.gate.token = state.token
+    publish(slot, state)
+
+
+def publish(slot: Slot, state: State) -> None:
+    """Puts a state's chain into its slot's gate, if that state is in force."""
+    with lock:
+        if slot.gate.token == state.token:
+            slot.gate.chain = _watched(slot) if watchers else state.chain
+
+
+def _watched(slot: Slot) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        result = slot.state().chain(*args)
+        for watcher in tuple(watchers):
+            watcher(slot, args)
+        return result
+
+    return run
 
 
 def choice_of(slot: Slot, requests: list[Request]) -> Choice | None:
@@ -79,30 +104,34 @@ def choice_of(slot: Slot, requests: list[Request]) -> Choice | None:
 
 
 def plain_state(slot: Slot) -> State:
-    """The selection in force, less the modes that wrap it."""
+    """The selection in force, as it is outside the planner's capture."""
     with lock:
-        return state_of(slot, choice_of(slot, stack), "")
+        return state_of(slot, choice_of(slot, stack))
 
 
-def state_of(slot: Slot, choice: Choice | None, mode: str | None = None) -> State:
+def state_of(slot: Slot, choice: Choice | None, *, opaque: bool = False) -> State:
     """The slot's state under `choice`: the one it had before, if the same selection was met."""
-    if mode is None:
-        mode = _modes[-1] if _modes else ""
+    with lock:
+        return _state_of(slot, choice, opaque)
+
+
+def _state_of(slot: Slot, choice: Choice | None, opaque: bool) -> State:
     disabled = frozenset(slot.disabled)
-    key = (slot.registered, choice, disabled, mode)
+    key = (slot.registered, choice, disabled, opaque)
     token = slot.tokens.get(key)
     if token is None:
         token = slot.tokens[key] = f"{slot.name}-{next(slot.serial)}"
-        state = State(token, slot.registered, choice, disabled, mode, start)
+        state = State(token, slot.registered, choice, disabled, opaque, start)
         state.chain = start(slot, state)
         slot.states[token] = state
     return slot.states[token]
 
 
 def adopt_loaded(slot: Slot, before: tuple[Implementation, ...]) -> None:
-    """After a load, lets the selections made before it keep their tokens.
+    """After a load, lets the selections made before it keep their names.
 
-    Compiled code has been made only after a load, so a token never named anything else to it.
+    A first call is no change of selection to those who look later. Where a name was handed out,
+    to compiled code or by `generation`, it stands for what there was then, and a new one is made.
     """
     with lock:
         slot.registered = ordered(list(slot.registered))
@@ -110,26 +139,52 @@ def adopt_loaded(slot: Slot, before: tuple[Implementation, ...]) -> None:
             return
         came = [each for each in slot.registered if each not in before]
         kept = set(slot.registered)
-        tokens: dict[Any, str] = {}
-        for (registered, choice, disabled, mode), token in slot.tokens.items():
-            merged = ordered([each for each in registered if each in kept] + came)
-            tokens[(merged, choice, disabled, mode)] = token
+        old, slot.tokens = slot.tokens, {}
+        for (registered, choice, disabled, opaque), token in old.items():
             state = slot.states[token]
+            if state.handed or _asked:
+                slot.tokens[(registered, choice, disabled, opaque)] = token
+                continue
+            merged = ordered([each for each in registered if each in kept] + came)
+            slot.tokens[(merged, choice, disabled, opaque)] = token
             state.registered, state.devices = merged, ()
             state.chain = start(slot, state)
-        slot.tokens = tokens
         refresh(slot)
 
 
-def push_mode(mode: str) -> None:
-    """Puts every slot into `mode` until it is popped."""
+def forget(slot: Slot, gone: Implementation) -> None:
+    """Drops what is kept for selections that hold an implementation which was removed."""
     with lock:
-        _modes.append(mode)
+        ran = gone.calls.value()
+        if ran:
+            slot.past[gone.name] = slot.past.get(gone.name, 0) + ran
+        for pair in [pair for pair in slot.disabled if pair[0] is gone]:
+            del slot.disabled[pair]
+        dropped = {token for key, token in slot.tokens.items() if gone in key[0]}
+        slot.tokens = {key: token for key, token in slot.tokens.items() if token not in dropped}
+        for token in dropped:
+            del slot.states[token]
+        for tokens in [tokens for tokens in _generations if dropped & set(tokens)]:
+            del _generations[tokens]
+
+
+def push_capture(by: int) -> None:
+    """Enters (1) or leaves (-1) the planner's capture."""
+    global _captures
+    with lock:
+        _captures += by
         refresh()
 
 
-def pop_mode(mode: str) -> None:
-    """Takes the newest `mode` away."""
+def watch(watcher: Callable[[Slot, tuple[Any, ...]], None]) -> None:
+    """Has `watcher` told of every eager call that succeeds, with the arguments by position."""
     with lock:
-        del _modes[len(_modes) - 1 - _modes[::-1].index(mode)]
+        watchers.append(watcher)
+        refresh()
+
+
+def unwatch(watcher: Callable[[Slot, tuple[Any, ...]], None]) -> None:
+    """Ends that."""
+    with lock:
+        watchers.remove(watcher)
         refresh()

@@ -45,7 +45,8 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     require_floating("linear", **given)
     require_same_device("linear", **given)
     # Under autocast torch itself brings the three to one dtype.
-    if not torch.is_autocast_enabled(x.device.type):
+    kind = x.device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
         require_same_dtype("linear", **given)
     if x.dim() == 0:
         raise ValueError("linear: x has no dimensions; expected (..., K): use x.reshape(1, 1)")
