@@ -131,3 +131,94 @@ def test_strict_makes_a_provider_that_does_not_load_an_error(site):
         """,
         LINNET_STRICT="1",
     )
+
+
+def test_providers_define_slots_import_each_other_and_fail_by_themselves(site):
+    (site.path / "linnet_kernels.py").write_text(
+        "import torch, linnet.kernels as kernels\n"
+        "def reference(x: torch.Tensor) -> torch.Tensor: return x\n"
+        "mine = kernels.define('mine', reference)\n"
+        "@kernels.register('mine', name='fast')\n"
+        "def fast(x): return x + 100\n"
+        "assert mine(torch.ones(1))[0] == 101\n"
+    )
+    (site.path / "failing.py").write_text(
+        "import linnet.kernels as kernels, imported\n"
+        "@kernels.register('silu_mul', name='own')\n"
+        "def own(gate, up): return gate\n"
+        "@kernels.register('silu_mul', name='imported', replace=True)\n"
+        "def other(gate, up): return gate\n"
+        "raise SystemExit(3)\n"
+    )
+    site.module("imported", "imported", 5)
+    site.entry_point("a_failing", "failing")
+    site.entry_point("b_imported", "imported")
+    site.entry_point("c_unwritten", "not a module!")
+    site.run(
+        """
+        import warnings
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert kernels.silu_mul(x, x)[0] == 5
+        names = [i.name for i in kernels.implementations("silu_mul")]
+        assert "own" not in names and names.count("imported") == 1, names
+        assert len(caught) == 2, [str(w.message) for w in caught]
+        assert [w.filename for w in caught] == ["<string>"] * len(caught)
+        import linnet_kernels
+        assert linnet_kernels.mine(x)[0] == 101
+        assert kernels.explain("mine", x).chosen == "fast"
+        """
+    )
+
+
+def test_a_failing_provider_is_told_of_once_even_where_warnings_are_errors(site):
+    site.module("linnet_kernels", "private", 1, more="raise RuntimeError('half way')\n")
+    site.run(
+        """
+        import warnings
+        warnings.simplefilter("error", kernels.FallWarning)
+        try:
+            kernels.silu_mul(x, x)
+        except kernels.FallWarning:
+            pass
+        else:
+            raise AssertionError("no warning")
+        kernels.silu_mul(x, x)
+        assert len(kernels.history().falls) == 1
+        """
+    )
+
+
+def test_a_provider_run_again_before_the_first_call_changes_nothing(site):
+    site.module("good_module", "good", 3)
+    site.entry_point("good", "good_module")
+    site.run(
+        """
+        import importlib, good_module
+        importlib.reload(good_module)
+        assert kernels.silu_mul(x, x)[0] == 3
+        """
+    )
+
+
+def test_a_provider_that_calls_slots_at_import_deadlocks_with_nobody(site):
+    """One thread imports it, while another one's first call loads it."""
+    site.module(
+        "warming_module",
+        "warm",
+        3,
+        more="import time\ntime.sleep(0.5)\nkernels.silu_mul(*[torch.ones(2)] * 2)\n",
+    )
+    site.entry_point("warming", "warming_module")
+    site.run(
+        """
+        import threading, time, faulthandler
+        faulthandler.dump_traceback_later(30, exit=True)
+        importer = threading.Thread(target=lambda: __import__("warming_module"))
+        importer.start()
+        time.sleep(0.2)
+        assert kernels.silu_mul(x, x)[0] == 3
+        importer.join()
+        assert kernels.silu_mul(x, x)[0] == 3
+        """
+    )

@@ -43,7 +43,8 @@ def first(slot: Slot, state: State) -> Callable[..., Any]:
         providers.load(slot)
         if not slot.loaded:
             # Inside a provider's import: with what is there, and without leaving a trace.
-            return _chain(slot, state, (device,))(*args)
+            now = states.state_of(slot, state.choice, opaque=state.opaque)
+            return _chain(slot, now, (device,))(*args)
         with building:
             # The load may have brought implementations, and with them another state.
             now = states.state_of(slot, state.choice, opaque=state.opaque)
