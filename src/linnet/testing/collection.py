@@ -90,6 +90,16 @@ def malformed(config: pytest.Config) -> Iterator[tuple[Registered, Malformed]]:
             yield from (((slot, implementation), bad) for bad in suite.malformed)
 
 
+@pytest.fixture(autouse=True)
+def one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One thread for all but the slow cases: on small tensors threads only wait for each other."""
+    before = torch.get_num_threads()
+    if request.node.get_closest_marker("slow") is None:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Hand out trials, malformed calls, implementations and slots to tests that ask for them."""
     config = metafunc.config
