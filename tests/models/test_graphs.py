@@ -9,6 +9,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from linnet.models import Decoder, load
+from linnet.models.cache import Generics
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
 
@@ -92,3 +93,26 @@ def test_autocast_runs_products_in_the_lower_dtype(model: Decoder):
         logits = model(ids)
     assert logits.dtype == torch.bfloat16
     torch.testing.assert_close(logits.float(), model(ids), rtol=0.1, atol=0.1)
+
+
+def test_no_entry_reads_anything_on_the_host(model: Decoder):
+    # A tensor on the meta device has no values: whoever asks for one fails.
+    model.generics = Generics(model.config, {"Batch": 2, "MaxSeq": 32})
+    model.to("meta")
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int64, device="meta")
+
+    pack, step = [some(9)] * 4, [some(2, 1), some(2)]
+    with torch.inference_mode():
+        assert model.decode(*step).shape == (2, 320)
+        assert model.prefill_slots(some(2, 5), some(2), some(2)).shape == (2, 320)
+        assert model.prefill_packed(*pack, some(2)).shape == (2, 320)
+        assert model.step_packed(*pack, some(2), *step).shape == (4, 320)
+        model.reset()
+        model.generics = Generics(model.config, {"MaxSeq": 32, "PageSize": 8})
+        table = some(3, 4).int()
+        rows, steps = [some(9)] * 4, [some(3, 1), some(3)]
+        assert model.decode_paged(*steps, table).shape == (3, 320)
+        assert model.prefill_paged(*rows, some(3), table).shape == (3, 320)
+        assert model.step_paged(*rows, some(3), *steps, table).shape == (6, 320)

@@ -48,8 +48,7 @@ class Attention(Siblings):
         super().__init__()
         hidden, size = config.hidden_size, config.head_dim
         self.window = window
-        self.query_shape = (config.heads, size)
-        self.key_shape = (config.kv_heads, size)
+        self.head_dim = size
         bias = config.qkv_bias
         self.q_proj = Linear(hidden, config.heads * size, bias=bias, **factory)
         self.k_proj = Linear(hidden, config.kv_heads * size, bias=bias, **factory)
@@ -62,10 +61,7 @@ class Attention(Siblings):
 
     def forward(self, x: Tensor, this: Pass, cache: KeyValue) -> Tensor:
         """X (T, hidden) -> (T, hidden)."""
-        query, key, value = self.project(self.siblings[0], x)
-        count = x.shape[0]
-        query = query.view(count, *self.query_shape)
-        key, value = key.view(count, *self.key_shape), value.view(count, *self.key_shape)
+        query, key, value = self.project(self.siblings[0], x, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = kernels.rotary(query, key, this.cos, this.sin)

@@ -77,14 +77,26 @@ class Siblings(nn.Module):
         super().__init__()
         self._joins: dict[tuple[str, ...], _Join] = {}
 
-    def project(self, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
-        """The siblings' outputs for x (..., K), in the order of `names`."""
-        if not _recording():
-            join = self._joins.get(names)
-            if join is not None and join.holds(self._modules):
-                joined = kernels.linear(x, join.weight, join.bias)
-                return torch.split_with_sizes(joined, join.sizes, -1)
-        return tuple(cast("nn.Module", self._modules[name])(x) for name in names)
+    def project(self, names: tuple[str, ...], x: Tensor, width: int = 1) -> tuple[Tensor, ...]:
+        """What the siblings make of x (T, K), in the order of `names`.
+
+        Args:
+            names: A group of `siblings`.
+            x: (T, K).
+            width: The features of a head; 1 for outputs without heads.
+
+        Returns:
+            For each sibling (T, features), or (T, features / width, width) with heads.
+        """
+        join = None if _recording() else self._joins.get(names)
+        if join is not None and join.holds(self._modules):
+            joined = kernels.linear(x, join.weight, join.bias)
+            if width == 1:
+                return torch.split_with_sizes(joined, join.sizes, 1)
+            heads = joined.view(joined.shape[0], -1, width)
+            return torch.split_with_sizes(heads, [size // width for size in join.sizes], 1)
+        parts = tuple(cast("nn.Module", self._modules[name])(x) for name in names)
+        return parts if width == 1 else tuple(p.view(p.shape[0], -1, width) for p in parts)
 
     def lay_adjacent(self, device: torch.device | None = None) -> None:
         """Lays each group's parameters one after another in one storage.
