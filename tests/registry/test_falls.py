@@ -74,6 +74,13 @@ def test_a_callers_mistake_is_the_references_error_and_disables_nothing(slot, fa
     assert slot.name not in {fall.slot for fall in kernels.history().falls}
 
 
+def test_tensors_on_different_devices_are_the_references_error():
+    gate, up = torch.ones(2, 8), torch.ones(2, 8, device="meta")
+    with pytest.raises(ValueError, match="lie on different devices") as caught:
+        kernels.silu_mul(gate, up)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
 def test_what_is_no_tensor_is_the_references_error(slot):
     slot.add("one", 1)
     with pytest.raises(TypeError, match="x must be a tensor, not list"):

@@ -126,7 +126,7 @@ def fall(slot: Slot, state: State, at: int, error: Exception, args: tuple[Any, .
             result = called(slot, each, args)
         except Exception as later:
             if each is slot.reference or propagates(later):
-                raise
+                raise later from None  # the caller's mistake, or nobody's: not a tale of two errors
             failed.append((each, _reason(True, later)))
             continue
         _settle(slot, device, failed, error)

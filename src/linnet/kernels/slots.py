@@ -40,7 +40,11 @@ cache_write = define(
     builtins=(Builtin("index_copy", f"{_ATTENTION}.index_copy"),),
 )
 
-ms_deform_attn = define("ms_deform_attn", reference.ms_deform_attn)
+ms_deform_attn = define(
+    "ms_deform_attn",
+    reference.ms_deform_attn,
+    builtins=(Builtin("embedding_bag", f"{_ATTENTION}.embedding_bag"),),
+)
 
 fake_quant_fp8 = define(
     "fake_quant_fp8",
@@ -56,7 +60,11 @@ rotary = define("rotary", reference.rotary, builtins=_TORCH_OPS)
 
 silu_mul = define("silu_mul", reference.silu_mul, builtins=_TORCH_OPS)
 
-sample = define("sample", reference.sample)
+sample = define(
+    "sample",
+    reference.sample,
+    builtins=(Builtin("numpy", "linnet.kernels.elementwise.numpy_sampling"),),
+)
 
 __all__ = [
     "add_rms_norm",

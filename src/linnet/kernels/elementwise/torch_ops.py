@@ -102,6 +102,8 @@ def _turn(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 def _accepts_silu_mul(gate: Tensor, up: Tensor) -> object:
     if gate.dtype not in _PLAIN or up.dtype != gate.dtype:
         return Refusal(f"needs gate and up of one dtype, not {gate.dtype} and {up.dtype}")
+    if gate.device != up.device:
+        return Refusal(f"needs gate and up on one device, not {gate.device} and {up.device}")
     return True
 
 
