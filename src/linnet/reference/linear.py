@@ -44,7 +44,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         given["bias"] = bias
     require_floating("linear", **given)
     require_same_device("linear", **given)
-    # Under autocast torch itself brings the three to one dtype. torch 2.11 cannot trace the question.
+    # Under autocast torch itself brings them to one dtype. torch 2.11 cannot trace the question.
     kind = x.device.type
     if not torch.compiler.is_compiling() and not (
         torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
