@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -156,6 +156,7 @@ class Decoder(Entries, nn.Module):
         # Not a buffer: casting the model must leave the angles in float32.
         self._frequencies = inverse_frequencies(config.rotary)
         self._cache: Cache | None = None
+        self._backend: str | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of whole sequences, without the cache.
@@ -204,9 +205,28 @@ class Decoder(Entries, nn.Module):
         super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
         if tied:
             head.weight = embedding.weight
-        self._frequencies = self._frequencies.to(self.model.norm.weight.device)
+        frequencies = self._frequencies
+        if frequencies.is_meta:
+            frequencies = inverse_frequencies(self.config.rotary)
+        self._frequencies = frequencies.to(self.model.norm.weight.device)
         self._cache = None
         return self
 
+    def compile_entries(self, backend: str) -> None:
+        """Puts `forward` and `decode` behind torch.compile; copies of the model do so anew."""
+        self._backend = backend
+        # Made now: a cache that appeared in the first call would be a change that compiles anew.
+        _ = self.cache
+        compiled = cast("Any", torch.compile)  # pyright: ignore[reportUnknownMemberType]
+        self.forward = compiled(self.forward, backend=backend)
+        self.decode = compiled(self.decode, backend=backend)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": None}
+        # What is compiled is bound to this model: a copy that kept it would run these weights.
+        kept = {name: v for name, v in self.__dict__.items() if name not in ("forward", "decode")}
+        return {**kept, "_cache": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]
+        if self._backend is not None:
+            self.compile_entries(self._backend)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class Entries:
-    """The entries that keep keys and values; a decoder brings trunk, head, angles and cache."""
+    """The entries that keep keys and values; a decoder brings trunk, head, angles and cache.
+
+    They run without gradients: a cache that remembered them would grow with every step.
+    """
 
     model: Any
     lm_head: Any
@@ -35,6 +38,7 @@ class Entries:
             """Cosines and sines of the rotary angles at positions."""
             ...
 
+    @torch.no_grad()
     def decode(self, token: Tensor, position: Tensor) -> Tensor:
         """One token for every row, each at its own position.
 
@@ -50,10 +54,12 @@ class Entries:
         hidden = self.model(token.flatten(), this, self.cache.first_rows(token.shape[0]))
         return self.lm_head(hidden)
 
+    @torch.no_grad()
     def decode_rows(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """The same as `decode`."""
         return self.decode(tokens, positions)
 
+    @torch.no_grad()
     def prefill_slots(self, tokens: Tensor, slots: Tensor, lengths: Tensor) -> Tensor:
         """Padded prompts, each written to a cache row of its own from position 0.
 
@@ -83,6 +89,7 @@ class Entries:
         last = torch.arange(count, device=tokens.device) * longest + lengths - 1
         return self._logits(tokens.flatten(), this, self.cache.rows, last)
 
+    @torch.no_grad()
     def prefill_packed(
         self, tokens: Tensor, rows: Tensor, positions: Tensor, segments: Tensor, last: Tensor
     ) -> Tensor:
@@ -104,6 +111,7 @@ class Entries:
         this = self._prefill_rows(rows, positions, segments, last)
         return self._logits(tokens, this, self.cache.rows, last)
 
+    @torch.no_grad()
     def step_packed(
         self,
         tokens: Tensor,
@@ -135,6 +143,7 @@ class Entries:
         both, kept = _with_step(tokens, step_tokens, last)
         return self._logits(both, this, self.cache.rows, kept)
 
+    @torch.no_grad()
     def decode_paged(self, tokens: Tensor, positions: Tensor, table: Tensor) -> Tensor:
         """One token for every row, over pages.
 
@@ -149,6 +158,7 @@ class Entries:
         this = self._decode_pages(tokens, positions, table)
         return self._logits(tokens.flatten(), this, self.cache.pages(), None)
 
+    @torch.no_grad()
     def prefill_paged(
         self,
         tokens: Tensor,
@@ -176,6 +186,7 @@ class Entries:
         this = self._prefill_pages(positions, rows, slots, table)
         return self._logits(tokens, this, self.cache.pages(), last)
 
+    @torch.no_grad()
     def step_paged(
         self,
         tokens: Tensor,

@@ -148,7 +148,7 @@ def _family_of(config: Mapping[str, Any], where: str) -> tuple[str, _Family]:
         raise ConfigError(
             f'{where} has neither "model_type" nor "architectures"; linnet runs {known}'
         )
-    if name not in _FAMILIES:
+    if not isinstance(name, str) or name not in _FAMILIES:
         raise ConfigError(f"{where}: unknown family {name!r}; linnet runs {known}")
     family = _FAMILIES[name]
     if architectures and family.architecture not in architectures:

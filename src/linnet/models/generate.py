@@ -68,6 +68,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p"):
+            value: object = getattr(self, name)
+            if value is not None and type(value) not in (int, float):
+                raise ValueError(f"{name} must be a number, found {value!r}")
         heat = self.temperature
         if heat is not None and not (math.isfinite(heat) and heat >= 0):
             raise ValueError(f"temperature must be 0 or more, found {heat}")
@@ -84,12 +88,16 @@ class Sampling:
         """The settings as the slot's keyword arguments for one row; empty for greedy decoding."""
         if not self.temperature:
             return {}
-        values = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-        return {
-            name: torch.tensor([value], device=device)
+        values = {name: getattr(self, name) for name in ("temperature", "top_p", "min_p")}
+        made = {
+            name: torch.tensor([value], dtype=torch.float32, device=device)
             for name, value in values.items()
             if value is not None
         }
+        if self.top_k is not None:
+            # More than a vocabulary can hold means all of it, and fits the dtype.
+            made["top_k"] = torch.tensor([min(self.top_k, 1 << 31)], device=device)
+        return made
 
 
 def generate(

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast, overload
+from typing import TypeVar, overload
 
 import torch
 from torch import nn
@@ -99,7 +99,8 @@ def load(
     path = locate(source, need="model")
     device = torch.device(device) if device is not None else torch.get_default_device()
     config, checkpoint = _open(path, None if weights is None else Path(weights).expanduser())
-    with closing(checkpoint):
+    # Tensors made in inference mode could neither be trained nor written outside of it.
+    with closing(checkpoint), torch.inference_mode(False):
         model = Decoder(
             config,
             generics=generics,
@@ -117,16 +118,8 @@ def load(
                 advance(checkpoint.stored[stored].nbytes)
     model.train(trainable)
     if compile:
-        _compile(model, compile if isinstance(compile, str) else "inductor")
+        model.compile_entries(compile if isinstance(compile, str) else "inductor")
     return model
-
-
-def _compile(model: Decoder, backend: str) -> None:
-    # Made now: a cache that appeared in the first call would be a change that compiles anew.
-    _ = model.cache
-    compiled = cast("Any", torch.compile)  # pyright: ignore[reportUnknownMemberType]
-    model.forward = compiled(model.forward, backend=backend)
-    model.decode = compiled(model.decode, backend=backend)
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:

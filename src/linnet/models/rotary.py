@@ -57,6 +57,11 @@ def inverse_frequencies(rotary: RotaryConfig) -> Tensor:
     Returns:
         (head_dim / 2,) float32 on the CPU, rounded as transformers rounds.
     """
+    with torch.device("cpu"):  # whatever device the model is being built on
+        return _frequencies(rotary)
+
+
+def _frequencies(rotary: RotaryConfig) -> Tensor:
     exponents = torch.arange(0, rotary.head_dim, 2, dtype=torch.float32) / rotary.head_dim
     plain = 1.0 / (rotary.theta**exponents)
     if rotary.factors is not None:

@@ -88,6 +88,8 @@ class SentencePiece:
         """Text of ids; bytes that are no UTF-8 become U+FFFD."""
         raw = bytearray()
         for number in ids:
+            if not 0 <= number < len(self._pieces):
+                continue  # embeddings are often padded beyond the vocabulary
             kind, piece = self._kinds[number], self._pieces[number]
             if kind == BYTE:
                 raw.append(_byte_of(piece))

@@ -26,13 +26,13 @@ class Linear(nn.Linear):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A parameter as it was when the join was made."""
+    """A sibling as it was when the join was made; None stands for a bias that it doesn't have."""
 
     module: nn.Module
     name: str
-    field: str
-    parameter: nn.Parameter
-    pointer: int
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    pointers: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +45,29 @@ class _Join:
     def holds(self, modules: dict[str, nn.Module | None]) -> bool:
         """Whether running the joined view is still the same as calling every sibling.
 
-        Not when one was replaced or wrapped, has hooks, or had its parameter replaced or moved;
-        and not when gradients are wanted, which must reach the parameters themselves.
+        Not when one was replaced, wrapped or patched, has hooks, or had a parameter replaced,
+        moved, given or taken; and not when gradients are wanted, which must reach the parameters.
         """
         wanted = torch.is_grad_enabled()
         for part in self.parts:
-            module, parameter = part.module, part.parameter
+            module, weight, bias = part.module, part.weight, part.bias
+            own = module.__dict__
+            parameters = own["_parameters"]
             if (
                 modules.get(part.name) is not module
-                or module._parameters.get(part.field) is not parameter  # pyright: ignore[reportPrivateUsage]
-                or parameter.data_ptr() != part.pointer
-                or (wanted and parameter.requires_grad)
-                or module.__dict__["_forward_hooks"]
-                or module.__dict__["_forward_pre_hooks"]
+                or type(module) is not Linear
+                or "forward" in own
+                or any(own[hooks] for hooks in _HOOKS)
+                or parameters.get("weight") is not weight
+                or parameters.get("bias") is not bias
+                or (weight.data_ptr(), 0 if bias is None else bias.data_ptr()) != part.pointers
+                or (wanted and (weight.requires_grad or (bias is not None and bias.requires_grad)))
             ):
                 return False
         return True
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Siblings(nn.Module):
@@ -109,16 +116,14 @@ class Siblings(nn.Module):
         self._joins.clear()
         for names in self.siblings:
             linears = [cast("Linear", self._modules[name]) for name in names]
-            weight = _lay(linears, "weight", device)
-            biased = "bias" in dict(linears[0].named_parameters(recurse=False))
-            bias = _lay(linears, "bias", device) if biased else None
-            if weight is None or (bias is None) == biased:
+            biased = {linear._parameters.get("bias") is not None for linear in linears}  # pyright: ignore[reportPrivateUsage]
+            if any(type(linear) is not Linear for linear in linears) or len(biased) > 1:
                 continue
-            parts = tuple(
-                _Part(linear, name, field, parameter, parameter.data_ptr())
-                for name, linear in zip(names, linears, strict=True)
-                for field, parameter in linear.named_parameters(recurse=False)
-            )
+            weight = _lay(linears, "weight", device)
+            bias = _lay(linears, "bias", device) if True in biased else None
+            if weight is None or (bias is None and True in biased):
+                continue
+            parts = tuple(_part(name, each) for name, each in zip(names, linears, strict=True))
             sizes = [linear.weight.shape[0] for linear in linears]
             self._joins[names] = _Join(weight, bias, sizes, parts)
 
@@ -133,6 +138,13 @@ class Siblings(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]
         self.lay_adjacent()
+
+
+def _part(name: str, linear: Linear) -> _Part:
+    weight = cast("nn.Parameter", linear.weight)
+    bias = cast("nn.Parameter | None", linear.bias)
+    pointers = (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
+    return _Part(linear, name, weight, bias, pointers)
 
 
 def _recording() -> bool:

@@ -50,6 +50,10 @@ class ChatTemplate:
             raise BrokenTemplateError(
                 f"the chat template has a syntax error in line {error.lineno}: {error.message}"
             ) from None
+        except (SyntaxError, RecursionError) as error:
+            raise BrokenTemplateError(
+                f"the chat template can't be compiled: {type(error).__name__}: {error}"
+            ) from None
         self._reads_parts: bool | None = None
 
     def render(
