@@ -155,3 +155,24 @@ class TestDiff:
         result = runner.invoke(app, ["kernels", "--diff", str(tmp_path / "none.json")])
         assert result.exit_code == 2
         assert result.stderr == f"error: {tmp_path / 'none.json'}: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("slots", "said"),
+    [
+        ({}, "slots is no list"),
+        ([{"candidates": []}], "'slot'"),
+        ([{"slot": 3, "candidates": []}], "3 is no text"),
+        ([{"slot": "linear", "candidates": {}}], "the candidates of linear are no list"),
+        ([{"slot": "linear", "candidates": [{"name": "a", "chosen": True}]}], "'reason'"),
+        ([{"slot": "linear", "candidates": []}] * 2, "it names linear twice"),
+    ],
+)
+def test_a_malformed_report_is_refused_by_its_name(tmp_path: Path, slots: Any, said: str) -> None:
+    from linnet.cli.kernels import FORMAT, MACHINE, _read
+
+    file = tmp_path / "there.json"
+    file.write_text(json.dumps({"format": FORMAT, **dict.fromkeys(MACHINE, ""), "slots": slots}))
+    with pytest.raises(ValueError, match=r"there\.json is not a report of") as caught:
+        _read(file)
+    assert said in str(caught.value)

@@ -139,3 +139,15 @@ def test_whole_numbers_are_fine_as_settings(loaded: Load) -> None:
 def test_settings_that_are_no_numbers_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be a number"):
         Sampling(**setting)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
+def test_a_device_that_is_not_there_is_an_error_before_anything_is_read(loaded: Load) -> None:
+    with pytest.raises(ValueError, match=r"device cuda: this machine, .* has the CPU only"):
+        loaded(device="cuda")
+
+
+@pytest.mark.parametrize("source", ["x" * 5000, "~nobody-has-this-name/model"])
+def test_what_can_be_no_path_is_an_error_that_shows_it(source: str) -> None:
+    with pytest.raises(FileNotFoundError, match=source[:20]):
+        load(source)

@@ -1,5 +1,7 @@
 """One line on standard error in place of a traceback, and for a warning."""
 
+import io
+import sys
 import warnings
 from typing import Any
 
@@ -19,6 +21,10 @@ class Commands(TyperGroup):
         Raises:
             typer.Exit: with `FAILED` after an error, which is printed.
         """
+        for stream in (sys.stdout, sys.stderr):
+            # A terminal that can't show a character shows another, rather than end an answer.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning

@@ -122,19 +122,44 @@ def _read(file: Path) -> dict[str, Any]:
     wrong = f"{file} is not a report of `linnet kernels --json`"
     try:
         found = json.loads(file.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{wrong}: {error}") from None
     if not isinstance(found, dict) or "format" not in found:
         raise ValueError(f"{wrong}: it has no format number")
     made = cast(dict[str, Any], found)
-    if made["format"] != FORMAT:
-        raise ValueError(f"{file} is a report of format {made['format']}; this is {FORMAT}")
+    if type(made["format"]) is not int or made["format"] != FORMAT:
+        raise ValueError(f"{file} is a report of format {made['format']!r}; this is {FORMAT}")
     try:
-        for slot in made["slots"]:
-            Chosen.of(slot)
+        _check_slots(made["slots"])
         return {name: made[name] for name in (*MACHINE, "slots")}
     except (KeyError, TypeError) as error:
         raise ValueError(f"{wrong}: {type(error).__name__}: {error}") from None
+
+
+def _check_slots(slots: Any) -> None:
+    if not isinstance(slots, list):
+        raise TypeError("slots is no list")
+    names: list[str] = []
+    for slot in cast("list[dict[str, Any]]", slots):
+        names.append(_text(slot["slot"]))
+        if not isinstance(slot["candidates"], list):
+            raise TypeError(f"the candidates of {names[-1]} are no list")
+        for each in cast("list[dict[str, Any]]", slot["candidates"]):
+            for field in ("name", "reason", "source"):
+                _text(each[field])
+            if each["version"] is not None:
+                _text(each["version"])
+            if not isinstance(each["chosen"], bool):
+                raise TypeError(f"chosen of {each['name']} is neither true nor false")
+    doubled = {name for name in names if names.count(name) > 1}
+    if doubled:
+        raise TypeError(f"it names {min(doubled)} twice")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
 
 
 def _differing(there: dict[str, Any], here: dict[str, Any]) -> list[dict[str, str]]:

@@ -221,11 +221,11 @@ def _find(path: Path) -> Path:
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such file or folder")
     single, index = path / SINGLE, path / INDEX
-    if single.exists():
-        if index.exists():
+    if single.is_file():
+        if index.is_file():
             warnings.warn(f"{path} holds both {SINGLE} and {INDEX}; reading {SINGLE}", stacklevel=2)
         return single
-    if index.exists():
+    if index.is_file():
         return index
     if single.is_symlink():
         raise FileNotFoundError(

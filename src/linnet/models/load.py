@@ -97,7 +97,7 @@ def load(
             raise ValueError("a module is returned as it is: load takes no options beside it")
         return source
     path = locate(source, need="model")
-    device = torch.device(device) if device is not None else torch.get_default_device()
+    device = _device(device)
     config, checkpoint = _open(path, None if weights is None else Path(weights).expanduser())
     # Tensors made in inference mode could neither be trained nor written outside of it.
     with closing(checkpoint), torch.inference_mode(False):
@@ -120,6 +120,15 @@ def load(
     if compile:
         model.compile_entries(compile if isinstance(compile, str) else "inductor")
     return model
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    found = torch.device(device) if device is not None else torch.get_default_device()
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if found.type not in ("cpu", "meta") and (kind is None or kind.type != found.type):
+        there = "the CPU only" if kind is None else f"the CPU and {kind.type}"
+        raise ValueError(f"device {found}: this machine, or this build of torch, has {there}")
+    return found
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:

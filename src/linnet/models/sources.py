@@ -29,7 +29,11 @@ def locate(source: str | Path, *, need: Need) -> Path:
         CheckpointError: Something that linnet doesn't read is there.
     """
     text = os.fspath(source)
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # a name too long, a home that isn't there
+        raise FileNotFoundError(f"{text[:80]}: no path can be that: {error}") from None
     if path.suffix == ".linnet":
         raise CheckpointError(
             f"{text}: linnet has no .linnet files; a model is a PyTorch module here: pass a "
