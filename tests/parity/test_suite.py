@@ -1,5 +1,6 @@
 """What the suite finds: each fault, in the test that is there for it, and nothing in good ones."""
 
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -8,13 +9,21 @@ import sys
 
 import pytest
 
+import linnet
+
+PLUGIN = ["-p", "linnet.testing.options"]
 BACKENDS = pathlib.Path(__file__).parent / "backends"
 
 
 def run(folder, *arguments):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "broken_backends"]
+    command += (
+        [] if importlib.metadata.entry_points(group="pytest11", name="linnet-parity") else PLUGIN
+    )
     command += ["-q", "-rf", "--tb=line", "--pyargs", "linnet.testing", *arguments]
-    path = os.pathsep.join(filter(None, (str(BACKENDS), os.environ.get("PYTHONPATH"))))
+    # Where linnet isn't installed, PYTHONPATH may name its folder relative to another one.
+    source = pathlib.Path(linnet.__file__).parents[1]
+    path = os.pathsep.join((str(BACKENDS), str(source)))
     return subprocess.run(
         command,
         cwd=folder,

@@ -103,6 +103,13 @@ def fall(slot: Slot, state: State, at: int, error: Exception, args: tuple[Any, .
     Returns:
         What the next candidate that takes the inputs computed.
     """
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    # Around compiled code Dynamo would trace what follows, and take tracing for what goes on.
+    go_on = _go_on if dynamo is None else dynamo.disable(_go_on)
+    return go_on(slot, state, at, error, args)
+
+
+def _go_on(slot: Slot, state: State, at: int, error: Exception, args: tuple[Any, ...]) -> Any:
     if at == -1:
         called(slot, slot.reference.call, args)  # its message is the one for the caller
     if at < 0 or propagates(error):
