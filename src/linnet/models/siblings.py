@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +24,15 @@ class Linear(nn.Linear):
         return kernels.linear(input, self.weight, self.bias)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """A sibling as it was when the join was made; None stands for a bias that it doesn't have."""
 
-    module: nn.Module
     name: str
+    module: nn.Module
     weight: nn.Parameter
     bias: nn.Parameter | None
-    pointers: tuple[int, int]
+    weight_pointer: int
+    bias_pointer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +49,26 @@ class _Join:
         moved, given or taken; and not when gradients are wanted, which must reach the parameters.
         """
         wanted = torch.is_grad_enabled()
-        for part in self.parts:
-            module, weight, bias = part.module, part.weight, part.bias
+        # Runs twice a layer for every token: nothing here looks anything up twice.
+        for name, module, weight, bias, weight_pointer, bias_pointer in self.parts:
             own = module.__dict__
             parameters = own["_parameters"]
             if (
-                modules.get(part.name) is not module
-                or type(module) is not Linear
-                or "forward" in own
-                or any(own[hooks] for hooks in _HOOKS)
+                modules.get(name) is not module
                 or parameters.get("weight") is not weight
                 or parameters.get("bias") is not bias
-                or (weight.data_ptr(), 0 if bias is None else bias.data_ptr()) != part.pointers
+                or weight.data_ptr() != weight_pointer
+                or (bias is not None and bias.data_ptr() != bias_pointer)
+                or own["_forward_hooks"]
+                or own["_forward_pre_hooks"]
+                or own["_backward_hooks"]
+                or own["_backward_pre_hooks"]
+                or "forward" in own
+                or type(module) is not Linear
                 or (wanted and (weight.requires_grad or (bias is not None and bias.requires_grad)))
             ):
                 return False
         return True
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Siblings(nn.Module):
@@ -143,8 +144,9 @@ class Siblings(nn.Module):
 def _part(name: str, linear: Linear) -> _Part:
     weight = cast("nn.Parameter", linear.weight)
     bias = cast("nn.Parameter | None", linear.bias)
-    pointers = (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
-    return _Part(linear, name, weight, bias, pointers)
+    return _Part(
+        name, linear, weight, bias, weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+    )
 
 
 def _recording() -> bool:
