@@ -42,7 +42,7 @@ class RMSNorm(nn.Module):
 class Attention(Siblings):
     """Grouped-query attention with rotary positions."""
 
-    siblings: ClassVar = (("q_proj", "k_proj", "v_proj"),)
+    siblings: ClassVar = (("q_proj", "k_proj", "v_proj"), ("o_proj",))
 
     def __init__(self, config: DecoderConfig, window: int | None, **factory: Any) -> None:
         super().__init__()
@@ -66,13 +66,14 @@ class Attention(Siblings):
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = kernels.rotary(query, key, this.cos, this.sin)
         attended = this.attend(query, key, value, cache, self.window)
-        return self.o_proj(attended.flatten(1))
+        (out,) = self.project(self.siblings[1], attended.flatten(1))
+        return out
 
 
 class MLP(Siblings):
     """The gated feed-forward layer (SwiGLU)."""
 
-    siblings: ClassVar = (("gate_proj", "up_proj"),)
+    siblings: ClassVar = (("gate_proj", "up_proj"), ("down_proj",))
 
     def __init__(self, config: DecoderConfig, **factory: Any) -> None:
         super().__init__()
@@ -84,7 +85,8 @@ class MLP(Siblings):
     def forward(self, x: Tensor) -> Tensor:
         """X (T, hidden) -> (T, hidden)."""
         gate, up = self.project(self.siblings[0], x)
-        return self.down_proj(kernels.silu_mul(gate, up))
+        (out,) = self.project(self.siblings[1], kernels.silu_mul(gate, up))
+        return out
 
 
 class Layer(nn.Module):

@@ -29,6 +29,9 @@ class _Part(NamedTuple):
 
     name: str
     module: nn.Module
+    own: dict[str, Any]
+    parameters: dict[str, nn.Parameter | None]
+    hooks: tuple[dict[int, Any], dict[int, Any], dict[int, Any], dict[int, Any]]
     weight: nn.Parameter
     bias: nn.Parameter | None
     weight_pointer: int
@@ -49,20 +52,19 @@ class _Join:
         moved, given or taken; and not when gradients are wanted, which must reach the parameters.
         """
         wanted = torch.is_grad_enabled()
-        # Runs twice a layer for every token: nothing here looks anything up twice.
-        for name, module, weight, bias, weight_pointer, bias_pointer in self.parts:
-            own = module.__dict__
-            parameters = own["_parameters"]
+        # Runs four times a layer for every token: nothing here is looked up that a part can hold.
+        for name, module, own, parameters, hooks, weight, bias, place, bias_place in self.parts:
+            before, after, backward_before, backward_after = hooks
             if (
                 modules.get(name) is not module
                 or parameters.get("weight") is not weight
                 or parameters.get("bias") is not bias
-                or weight.data_ptr() != weight_pointer
-                or (bias is not None and bias.data_ptr() != bias_pointer)
-                or own["_forward_hooks"]
-                or own["_forward_pre_hooks"]
-                or own["_backward_hooks"]
-                or own["_backward_pre_hooks"]
+                or weight.data_ptr() != place
+                or (bias is not None and bias.data_ptr() != bias_place)
+                or before
+                or after
+                or backward_before
+                or backward_after
                 or "forward" in own
                 or type(module) is not Linear
                 or (wanted and (weight.requires_grad or (bias is not None and bias.requires_grad)))
@@ -73,6 +75,8 @@ class _Join:
 
 class Siblings(nn.Module):
     """Base of modules that hold groups of sibling linears, named in `siblings`.
+
+    A group may be of one: `project` costs a token less than a call of the module.
 
     Adjacency survives `to`, `half`, `deepcopy` and pickling. Where it doesn't hold, each linear is
     called by itself: while a graph is recorded (which would keep the joined weight a second time),
@@ -96,9 +100,11 @@ class Siblings(nn.Module):
         Returns:
             For each sibling (T, features), or (T, features / width, width) with heads.
         """
-        join = None if _recording() else self._joins.get(names)
-        if join is not None and join.holds(self._modules):
+        join = self._joins.get(names)
+        if join is not None and not _recording() and join.holds(self._modules):
             joined = kernels.linear(x, join.weight, join.bias)
+            if len(names) == 1:
+                return (joined,)
             if width == 1:
                 return torch.split_with_sizes(joined, join.sizes, 1)
             heads = joined.view(joined.shape[0], -1, width)
@@ -142,10 +148,24 @@ class Siblings(nn.Module):
 
 
 def _part(name: str, linear: Linear) -> _Part:
+    own = linear.__dict__
     weight = cast("nn.Parameter", linear.weight)
     bias = cast("nn.Parameter | None", linear.bias)
     return _Part(
-        name, linear, weight, bias, weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+        name,
+        linear,
+        own,
+        own["_parameters"],
+        (
+            own["_forward_pre_hooks"],
+            own["_forward_hooks"],
+            own["_backward_pre_hooks"],
+            own["_backward_hooks"],
+        ),
+        weight,
+        bias,
+        weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
     )
 
 
