@@ -199,3 +199,19 @@ def test_frozen_siblings_pass_gradients_to_their_input(
         rtol=1e-3,
         atol=1e-6,
     )
+
+
+def test_hooks_on_all_modules_see_the_modules_that_are_not_joined(
+    model: Decoder, products: list[int], tokens: torch.Tensor
+):
+    names = {id(module): name for name, module in model.named_modules()}
+    seen: list[str] = []
+    handle = nn.modules.module.register_module_forward_pre_hook(
+        lambda module, _: seen.append(names[id(module)])
+    )
+    try:
+        model(tokens)
+    finally:
+        handle.remove()
+    assert {"model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj"} <= set(seen)
+    assert products == JOINED

@@ -12,8 +12,14 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
 
 from linnet import kernels
+
+# torch's hooks on every module of the process; the dictionaries live as long as torch does.
+_all: Any = torch_modules
+_HOOKS_BEFORE_ALL: dict[int, Any] = _all._global_forward_pre_hooks
+_HOOKS_AFTER_ALL: dict[int, Any] = _all._global_forward_hooks
 
 
 class Linear(nn.Linear):
@@ -102,9 +108,12 @@ class Siblings(nn.Module):
         """
         join = self._joins.get(names)
         if join is not None and not _recording() and join.holds(self._modules):
-            joined = kernels.linear(x, join.weight, join.bias)
             if len(names) == 1:
-                return (joined,)
+                # Nothing is joined here: whoever watches all modules sees this one called.
+                if _HOOKS_BEFORE_ALL or _HOOKS_AFTER_ALL:
+                    return (cast("nn.Module", self._modules[names[0]])(x),)
+                return (kernels.linear(x, join.weight, join.bias),)
+            joined = kernels.linear(x, join.weight, join.bias)
             if width == 1:
                 return torch.split_with_sizes(joined, join.sizes, 1)
             heads = joined.view(joined.shape[0], -1, width)
