@@ -16,7 +16,10 @@ linear = define(
     "linear",
     reference.linear,
     autocast=("x", "weight", "bias"),
-    builtins=(Builtin("onednn", "linnet.kernels.gemm.onednn"),),
+    builtins=(
+        Builtin("torch", "linnet.kernels.gemm.torch_linear"),
+        Builtin("onednn", "linnet.kernels.gemm.onednn"),
+    ),
 )
 
 decode_attention = define(
