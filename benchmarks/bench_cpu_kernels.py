@@ -149,6 +149,16 @@ def deform(label: str, model: Deformable, batch: int, encoder: bool = False) -> 
     return Shape("ms_deform_attn", f"{label} batch {batch}", build, cold=False)
 
 
+def windows(label: str, count: int, heads: int, places: int, size: int, groups: int) -> Shape:
+    def build() -> Call:
+        query, key, value = (torch.randn(count, places, heads, size) for _ in range(3))
+        bias = torch.randn(groups, heads, places, places)
+        return tuple(each.transpose(1, 2) for each in (query, key, value)) + (bias,), {}
+
+    shown = f"{label} {count} windows, {groups} biases"
+    return Shape("window_attention", shown, build, cold=False)
+
+
 def sample(vocabulary: int, rows: int, **filters: float) -> Shape:
     def build() -> Call:
         given = {
@@ -198,6 +208,9 @@ def shapes() -> Iterator[Shape]:
     yield deform("deformable detr encoder", DEFORMABLE_DETR, 1, encoder=True)
     yield deform("rt-detr decoder", RT_DETR, 1)
     yield deform("rf-detr decoder", RF_DETR, 1)
+    yield windows("swin-t", 64, 3, 49, 32, 1)
+    yield windows("swin-t", 64, 3, 49, 32, 64)
+    yield windows("swin2sr", 64, 6, 64, 30, 64)
     yield sample(SMOLLM2.vocabulary, 1)
     yield sample(SMOLLM2.vocabulary, 1, temperature=0.8)
     yield sample(SMOLLM2.vocabulary, 1, temperature=0.8, top_k=50)

@@ -43,6 +43,7 @@ from linnet.kernels.slots import (
     rotary,
     sample,
     silu_mul,
+    window_attention,
 )
 from linnet.kernels.states import generation
 
@@ -85,4 +86,5 @@ __all__ = [
     "silu_mul",
     "unregister",
     "use",
+    "window_attention",
 ]

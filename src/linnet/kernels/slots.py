@@ -36,6 +36,16 @@ prefill_attention = define(
     builtins=(Builtin("sdpa", f"{_ATTENTION}.sdpa"),),
 )
 
+window_attention = define(
+    "window_attention",
+    reference.window_attention,
+    autocast=("query", "key", "value"),
+    builtins=(
+        Builtin("sdpa", f"{_ATTENTION}.window_sdpa"),
+        Builtin("triton", f"{_ATTENTION}.window_triton", needs=("triton",), device="cuda"),
+    ),
+)
+
 cache_write = define(
     "cache_write",
     reference.cache_write,
@@ -81,4 +91,5 @@ __all__ = [
     "rotary",
     "sample",
     "silu_mul",
+    "window_attention",
 ]

@@ -7,6 +7,7 @@ from linnet.reference.elementwise import add_rms_norm, rms_norm, rotary, silu_mu
 from linnet.reference.linear import linear
 from linnet.reference.quant import fake_quant_fp8
 from linnet.reference.sample import sample
+from linnet.reference.windows import window_attention
 
 __all__ = [
     "add_rms_norm",
@@ -20,4 +21,5 @@ __all__ = [
     "rotary",
     "sample",
     "silu_mul",
+    "window_attention",
 ]

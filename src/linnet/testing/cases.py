@@ -118,6 +118,7 @@ BUILTIN: dict[str, str] = {
     "linear": _OWN + "linear:CASES",
     "decode_attention": _OWN + "decode:CASES",
     "prefill_attention": _OWN + "prefill:CASES",
+    "window_attention": _OWN + "windows:CASES",
     "cache_write": _OWN + "cache:CASES",
     "ms_deform_attn": _OWN + "deform:CASES",
     "fake_quant_fp8": _OWN + "quant:CASES",
