@@ -153,7 +153,7 @@ def windows(label: str, count: int, heads: int, places: int, size: int, groups: 
     def build() -> Call:
         query, key, value = (torch.randn(count, places, heads, size) for _ in range(3))
         bias = torch.randn(groups, heads, places, places)
-        return tuple(each.transpose(1, 2) for each in (query, key, value)) + (bias,), {}
+        return (*tuple(each.transpose(1, 2) for each in (query, key, value)), bias), {}
 
     shown = f"{label} {count} windows, {groups} biases"
     return Shape("window_attention", shown, build, cold=False)

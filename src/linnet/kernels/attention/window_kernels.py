@@ -199,7 +199,7 @@ def backward(
     return (*made, parts.sum(0).to(bias.dtype) if bias_gradient and bias is not None else parts)
 
 
-_BACKWARD_PROGRAMS = 4096
+_BACKWARD_PROGRAMS = 2048
 
 
 def _composed_backward(

@@ -84,12 +84,12 @@ def _windows(
 
 
 def _separate(device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
-    """Layouts that no model makes: each input of its own, gaps between channels, a shared bias."""
+    """Layouts that no model makes: each input of its own, gaps between numbers."""
     draw = Draw(device, dtype, seed)
     query = draw.normal(4, 3, 9, 16)
     key = draw.normal(4, 3, 9, 32)[..., ::2]
     value = draw.normal(3, 4, 16, 9).permute(1, 0, 3, 2)
-    return inputs(query, key, value, draw.normal(1, 1, 9, 9).expand(2, 3, 9, 9))
+    return inputs(query, key, value, draw.normal(2, 3, 9, 18)[..., ::2])
 
 
 def _not_finite(device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
