@@ -131,6 +131,8 @@ def _accepts(
         )
     if torch.compiler.is_compiling():
         return True
+    if any(max(each.stride()[2:]) * _LARGEST >= 2**31 for each in tensors):
+        return Refusal("counts in 32 bits within a window, and its numbers lie further apart")
     if capturing_graph() and _compiled_for(*tensors) not in _warm:
         return Refusal("is not compiled for this layout yet, and nothing compiles during a capture")
     return True
