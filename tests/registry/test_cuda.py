@@ -131,3 +131,26 @@ def test_running_out_of_memory_propagates(slot):
     with pytest.raises(torch.OutOfMemoryError):
         slot.call(torch.ones(2, device="cuda"))
     assert slot.name not in kernels.history().disabled
+
+
+def test_a_kernel_is_not_compiled_while_a_graph_is_captured():
+    newest = kernels.implementations("window_attention")[0]
+    if newest.name != "triton":
+        pytest.skip("needs triton")
+    query = torch.randn(6, 5, 11, 24, device="cuda")
+
+    def while_capturing():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            refusal = newest.refusal(query, query, query)
+            result = kernels.window_attention(query, query, query)
+        graph.replay()
+        return refusal, result
+
+    refusal, result = while_capturing()
+    assert "nothing compiles during a capture" in refusal.reason
+    expected = kernels.window_attention(query, query, query)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+    refusal, result = while_capturing()
+    assert refusal is None
+    assert torch.equal(result, expected)
