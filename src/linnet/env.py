@@ -42,8 +42,9 @@ KERNELS = Variable(
         "Which implementations may run. `off` and `reference` leave reference math only, and no "
         "accelerated provider is imported. A name leaves that name and the reference. "
         "`linear=triton,decode_attention=flashinfer` chooses per slot and leaves the other slots "
-        "alone. A name that nothing is registered under is an error at the first slot call. Read "
-        "once, when the first slot runs."
+        "alone. A name that nothing is registered under is an error at the first slot call. A name "
+        "that this machine can't run is a warning; given for a slot of its own, or where its "
+        "preparation fails, an error at that slot's call. Read once, when the first slot runs."
     ),
 )
 STRICT = Variable(

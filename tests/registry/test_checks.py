@@ -133,6 +133,7 @@ def test_an_explanation_prints_as_a_table_and_is_data_otherwise(slot):
         "reason": "",
         "version": "1.2",
         "source": "somewhere",
+        "note": "",
     }
 
 

@@ -28,7 +28,8 @@ from linnet.kernels.implementation import (
     UnavailableError,
     UnknownNameError,
 )
-from linnet.kernels.registry import define, implementations, prefetch, register, unregister
+from linnet.kernels.preparing import prefetch
+from linnet.kernels.registry import define, implementations, register, unregister
 from linnet.kernels.selection import use
 from linnet.kernels.slot import Builtin
 from linnet.kernels.slots import (

@@ -17,8 +17,10 @@ from linnet.kernels.candidates import (
     in_force,
     refused,
     statics,
+    unmet,
 )
 from linnet.kernels.capture import opaque
+from linnet.kernels.environment import environment
 from linnet.kernels.falls import disable, fall, warn
 from linnet.kernels.implementation import (
     Failure,
@@ -28,7 +30,15 @@ from linnet.kernels.implementation import (
     SelectionWarning,
 )
 from linnet.kernels.parameters import INTERNAL
-from linnet.kernels.rules import building, capturing_graph, compiled, rules_of, standing
+from linnet.kernels.preparing import prepare_and_call, refuse_unmet
+from linnet.kernels.rules import (
+    building,
+    capturing_graph,
+    compiled,
+    rules_of,
+    standing,
+    unprepared,
+)
 from linnet.kernels.slot import Slot, State, lock
 
 
@@ -84,6 +94,8 @@ def messages(slot: Slot, state: State, device: torch.device) -> list[Message]:
     asked = None if choice is None or state.choice is not None else slot.named(choice.names[0])
     if choice is None or asked is None or (slot.name, asked.name) in _told:
         return found
+    if slot.name in environment().per_slot:
+        return found  # an error at the call
     refusals = [standing(asked, each) for each in devices()]
     if all(refusal is not None for refusal in refusals):
         _told.add((slot.name, asked.name))
@@ -106,6 +118,8 @@ def _chain(slot: Slot, state: State, devices: tuple[torch.device, ...]) -> Calla
         "_k_state": state,
         "_k_first": _unmatched(slot, state),
         "_k_refused": refused,
+        "_k_prepare": prepare_and_call,
+        "_k_unmet": refuse_unmet,
     }
     body = ["_k_at = -1", "try:"]
     for position, device in enumerate(devices):
@@ -144,10 +158,15 @@ def _on(name: str, device: torch.device, position: int) -> str:
 def _branch(slot: Slot, state: State, device: torch.device, bound: dict[str, Any]) -> list[str]:
     given = ", ".join(slot.parameters.names)
     lines: list[str] = []
+    lost = unmet(slot, state, device)
+    if lost is not None:
+        bound["_k_lost"] = lost
+        lines += ["_k_at = -2", f"_k_unmet(_k_slot, _k_state, _k_lost, ({given},))"]
     condition: str | None = None
     for number, each in enumerate(candidates(slot, state, device)):
         unique = len(bound)
-        condition = condition_of(each, unique, device.type == "cuda", bound)
+        waits = unprepared(each, device)
+        condition = condition_of(each, unique, device.type == "cuda", bound, ready=not waits)
         bound[f"_k_tick_{unique}"] = each.calls.tick
         call = [
             f"_k_at = {2 * number + 1}",
@@ -155,6 +174,10 @@ def _branch(slot: Slot, state: State, device: torch.device, bound: dict[str, Any
             f"_k_tick_{unique}()",
             "return _k_out",
         ]
+        if waits:
+            bound[f"_k_waiting_{unique}"] = each
+            now = f"_k_prepare(_k_slot, _k_state, _k_waiting_{unique}, ({given},))"
+            call = ["_k_at = -2", f"return {now}"]
         if each is slot.reference:
             condition = ""
         if not condition:
@@ -164,7 +187,11 @@ def _branch(slot: Slot, state: State, device: torch.device, bound: dict[str, Any
 
 
 def condition_of(
-    implementation: Implementation, unique: int, capture: bool, bound: dict[str, Any]
+    implementation: Implementation,
+    unique: int,
+    capture: bool,
+    bound: dict[str, Any],
+    ready: bool = False,
 ) -> str:
     """Source that tells whether `implementation` may run; binds what it needs in `bound`.
 
@@ -173,9 +200,10 @@ def condition_of(
         unique: a number that keeps its bound names apart from others'.
         capture: whether a CUDA graph could be under capture.
         bound: the generated function's closure, added to.
+        ready: whether its preparation is known to be over.
     """
     holds: list[str] = []
-    for rule in rules_of(implementation, capture, f"{INTERNAL}{unique}_"):
+    for rule in rules_of(implementation, capture, f"{INTERNAL}{unique}_", ready):
         holds.append(f"({rule.holds})")
         bound |= rule.bound
     return " and ".join(holds)

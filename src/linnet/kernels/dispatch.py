@@ -18,11 +18,12 @@ from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 
 from linnet.kernels import providers
 from linnet.kernels.autocast import has_autocast, kind_of, lower
-from linnet.kernels.candidates import candidates
+from linnet.kernels.candidates import candidates, in_force
 from linnet.kernels.chain import call_of, condition_of, messages
 from linnet.kernels.falls import warn
 from linnet.kernels.implementation import UnavailableError
-from linnet.kernels.rules import building, compiled, declaration
+from linnet.kernels.preparing import prepared
+from linnet.kernels.rules import building, compiled, declaration, unprepared
 from linnet.kernels.slot import Slot, State, lock, slots
 
 # torch's public questions cost twice as much, or ask about one type of device at a time.
@@ -167,6 +168,9 @@ def _prepare(name: str, token: str, kind: str, index: int | None) -> str:
         return key
     for message, category in messages(slot, state, device):
         warn(message, category)
+    for each in candidates(slot, state, device):
+        if each.traceable and unprepared(each, device):
+            prepared(slot, state, each, device)
     with building:
         setattr(_traced_functions, key, _traced(slot, state, device))
     return key
@@ -186,7 +190,8 @@ _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _traced(slot: Slot, state: State, device: torch.device) -> Callable[..., Any]:
-    allowed = [each for each in candidates(slot, state, device) if each.traceable]
+    able = [each for each in candidates(slot, state, device) if each.traceable]
+    allowed = [each for each in able if not unprepared(each, device)]
     body: list[str] = []
     bound: dict[str, Any] = {"_k_note": note, "_k_refused": _refused_while_tracing}
     for number, each in enumerate(allowed):
@@ -202,7 +207,7 @@ def _traced(slot: Slot, state: State, device: torch.device) -> Callable[..., Any
 
 
 def _refused_while_tracing(name: str, token: str) -> None:
-    choice = slots[name].states[token].choice
+    choice = in_force(slots[name], slots[name].states[token])
     assert choice is not None
     raise UnavailableError(
         f"{choice.origin} can't be met inside torch.compile: {', '.join(choice.names)} is not "

@@ -11,9 +11,9 @@ import torch
 
 from linnet.kernels import falls, providers
 from linnet.kernels.autocast import as_seen
-from linnet.kernels.candidates import candidates, in_force, refused_inputs, statics
-from linnet.kernels.implementation import Implementation, Refusal
-from linnet.kernels.rules import compiled, declaration
+from linnet.kernels.candidates import verdicts
+from linnet.kernels.implementation import Failure, Implementation
+from linnet.kernels.rules import compiled, declaration, unprepared
 from linnet.kernels.slot import Slot, slot_named, slots
 from linnet.kernels.states import unwatch, watch
 
@@ -28,6 +28,7 @@ class Candidate:
         reason: why it does not; "" for the chosen one.
         version: as declared.
         source: as declared, or the module that registered it.
+        note: what a first call will meet, where the chosen one loads only then; else "".
     """
 
     name: str
@@ -35,6 +36,7 @@ class Candidate:
     reason: str
     version: str | None
     source: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,18 @@ class Explanation:
 
     def __str__(self) -> str:
         rows = [
-            (each.name, "chosen" if each.chosen else each.reason, each.version or "-", each.source)
+            (each.name, _verdict(each), each.version or "-", each.source)
             for each in self.candidates
         ]
         head = ("implementation", "chosen, or why not", "version", "source")
         notes = [f"left out: {each}" for each in self.left_out]
         return "\n".join([f"{self.slot} on {self.device}", _table(head, rows), *notes])
+
+
+def _verdict(candidate: Candidate) -> str:
+    if not candidate.chosen:
+        return candidate.reason
+    return f"chosen; {candidate.note}" if candidate.note else "chosen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +156,12 @@ def active(device: torch.device | str | None = None) -> dict[str, str]:
     Returns:
         slot name -> implementation name, or "unavailable" where an explicit choice can't be met.
     """
-    where = _device(device)
+    where = device_named(device)
     found: dict[str, str] = {}
     for slot in tuple(slots.values()):
         providers.load(slot)
-        able = candidates(slot, slot.state(), where)
-        found[slot.name] = able[0].name if able else "unavailable"
+        able = [each.name for each, no in verdicts(slot, slot.state(), None, where) if no is None]
+        found[slot.name] = able[0] if able else "unavailable"
     return found
 
 
@@ -166,7 +174,7 @@ def explanations(device: torch.device | str | None = None) -> dict[str, Explanat
     Returns:
         slot name -> its explanation.
     """
-    where = _device(device)
+    where = device_named(device)
     for slot in tuple(slots.values()):
         providers.load(slot)
     return {slot.name: _explained(slot, None, where) for slot in tuple(slots.values())}
@@ -208,7 +216,7 @@ def resolve(slot: str, /, *args: Any, **kwargs: Any) -> Callable[..., Any] | Non
     found = slot_named(slot)
     providers.load(found)
     given = bind(found, args, kwargs)
-    for each, refusal in _verdicts(found, given, _device_of(given)):
+    for each, refusal in verdicts(found, found.state(), given, _device_of(given)):
         if refusal is None:
             return each.call if each.workspace is None else each
     return None
@@ -235,7 +243,8 @@ def bind(slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
     return as_seen(slot, given)
 
 
-def _device(device: torch.device | str | None) -> torch.device:
+def device_named(device: torch.device | str | None) -> torch.device:
+    """The device of that name; None: the accelerator that is current, or the CPU."""
     if device is not None:
         found = torch.device(device)
         return torch.device("cuda", 0) if found == torch.device("cuda") else found
@@ -246,36 +255,13 @@ def _device(device: torch.device | str | None) -> torch.device:
 
 
 def _device_of(args: tuple[Any, ...] | None) -> torch.device:
-    return _device(None) if args is None else args[0].device
-
-
-def _verdicts(
-    slot: Slot, args: tuple[Any, ...] | None, device: torch.device
-) -> list[tuple[Implementation, Refusal | None]]:
-    """The candidates in the order they are asked, with why each can't run."""
-    state = slot.state()
-    choice = in_force(slot, state)
-    found = statics(slot, state, device)
-    if choice is not None:
-        found.sort(
-            key=lambda pair: (
-                choice.names.index(pair[0].name)
-                if pair[0].name in choice.names
-                else len(choice.names)
-            )
-        )
-    if args is None:
-        return found
-    return [
-        (each, refused_inputs(slot, each, args) if refusal is None else refusal)
-        for each, refusal in found
-    ]
+    return device_named(None) if args is None else args[0].device
 
 
 def _explained(slot: Slot, args: tuple[Any, ...] | None, device: torch.device) -> Explanation:
-    verdicts = _verdicts(slot, args, device)
-    chosen = next((each for each, refusal in verdicts if refusal is None), None)
-    reasons = dict(verdicts)
+    found = verdicts(slot, slot.state(), args, device)
+    chosen = next((each for each, refusal in found if refusal is None), None)
+    reasons = dict(found)
     rows: list[Candidate] = []
     for each in slot.registered:
         refusal = reasons.get(each)
@@ -287,9 +273,17 @@ def _explained(slot: Slot, args: tuple[Any, ...] | None, device: torch.device) -
             assert chosen is not None
             reason = f"{chosen.name} comes first"
         source = each.source or each.module
-        rows.append(Candidate(each.name, each is chosen, reason, each.version, source))
+        note = _first_call(each, device) if each is chosen else ""
+        rows.append(Candidate(each.name, each is chosen, reason, each.version, source, note))
     left_out = tuple(f"{each.implementation}: {each.reason}" for each in falls.log if not each.slot)
     return Explanation(slot.name, str(device), tuple(rows), left_out)
+
+
+def _first_call(implementation: Implementation, device: torch.device) -> str:
+    if not unprepared(implementation, device):
+        return ""
+    raised = implementation.preparations.get(device)
+    return raised.reason if isinstance(raised, Failure) else "loads at its first call"
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from linnet.kernels.implementation import (
     Implementation,
     UnavailableError,
 )
-from linnet.kernels.rules import propagates
+from linnet.kernels.rules import preparation, propagates, unprepared
 from linnet.kernels.slot import Slot, State, lock
 from linnet.kernels.states import refresh
 
@@ -119,12 +119,14 @@ def _go_on(slot: Slot, state: State, at: int, error: Exception, args: tuple[Any,
     number, calling = divmod(at, 2)
     if allowed[number] is slot.reference:
         raise error
-    if _unreal(args):
+    if unreal(args):
         # What fails while tracing says nothing about real tensors.
         return called(slot, slot.reference.call, args)
     failed = [(allowed[number], _reason(bool(calling), error))]
     for each in allowed[number + 1 :]:
         refusal = refused_inputs(slot, each, args)
+        if refusal is None and unprepared(each, device):
+            refusal = preparation(each, device)
         if isinstance(refusal, Failure):
             failed.append((each, refusal.reason))
         if refusal is not None:
@@ -163,7 +165,7 @@ def _reason(calling: bool, error: Exception) -> str:
     return f"{'its call' if calling else 'its accepts'} raised {type(error).__name__}: {error}"
 
 
-def _unreal(args: tuple[Any, ...]) -> bool:
+def unreal(args: tuple[Any, ...]) -> bool:
     """Whether the tensors stand for others: fake ones, a proxy's, or those of a functorch level."""
     functorch: Any = torch._C._functorch  # pyright: ignore
     return (

@@ -108,6 +108,7 @@ class Implementation:
         expected: the slot's parameters.
         predicate: looks at the machine, takes nothing; None: always.
         accepts: looks at the inputs, takes the slot's parameters; None: all.
+        prepare: loads and checks what it needs before its first call, takes nothing; None: nothing.
         backward: whether gradients flow through it.
         traceable: whether torch.compile may trace it.
         capture_safe: whether it may run while a CUDA graph is captured.
@@ -120,6 +121,8 @@ class Implementation:
         calls: how often it ran in eager mode.
         standings: what its predicate said, by device.
         asking: held while its predicate runs.
+        preparations: what its preparation said, by device, where it has run.
+        preparing: held while that runs.
         made: functions generated for it.
     """
 
@@ -130,6 +133,7 @@ class Implementation:
     expected: Parameters
     predicate: Callable[[], object] | None = None
     accepts: Callable[..., object] | None = None
+    prepare: Callable[[], object] | None = None
     backward: bool = True
     traceable: bool = True
     capture_safe: bool = False
@@ -144,6 +148,10 @@ class Implementation:
         default_factory=dict[torch.device, Refusal | None]
     )
     asking: threading.RLock = field(default_factory=threading.RLock)
+    preparations: dict[torch.device, Refusal | None] = field(
+        default_factory=dict[torch.device, Refusal | None]
+    )
+    preparing: threading.RLock = field(default_factory=threading.RLock)
     made: dict[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
 
     def __repr__(self) -> str:
@@ -174,6 +182,14 @@ class Implementation:
         from linnet.kernels.rules import standing
 
         return standing(self, torch.device(device))
+
+    def ready(self, device: torch.device | str) -> Refusal | None:
+        """Why it can't run on `device`, its preparation included, which runs now if it has not."""
+        from linnet.kernels.rules import preparation, standing
+
+        where = torch.device(device)
+        refusal = standing(self, where)
+        return preparation(self, where) if refusal is None else refusal
 
     def refusal(self, /, *args: Any, **kwargs: Any) -> Refusal | None:
         """Why it would not take these inputs; None where it would. The predicate is not asked."""

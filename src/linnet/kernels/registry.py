@@ -14,7 +14,6 @@ import torch
 
 from linnet.kernels import providers
 from linnet.kernels.dispatch import public
-from linnet.kernels.explain import active
 from linnet.kernels.implementation import Implementation, UnknownNameError
 from linnet.kernels.order import builtin_row, importing, ordered, provided
 from linnet.kernels.parameters import INTERNAL, Parameters
@@ -142,6 +141,7 @@ class Declared(TypedDict, total=False):
 
     predicate: Callable[[], object] | None
     accepts: Callable[..., object] | None
+    prepare: Callable[[], object] | None
     backward: bool
     traceable: bool
     capture_safe: bool
@@ -178,6 +178,9 @@ def register(
         accepts: looks at the inputs: the slot's parameters, of which it may lack keyword-only ones.
             Reads dtype, device, rank and static trailing dimensions, never data, a batch size or a
             length. Answers as `predicate` does.
+        prepare: what is too dear for a predicate, such as downloading a kernel and checking it:
+            takes nothing, called once for each device with that device current, at the first eager
+            call that everything else lets through. Answers as `predicate` does.
         backward: whether gradients flow through it (default: True, as through plain PyTorch).
         traceable: whether torch.compile may trace it (True).
         capture_safe: whether it may run while a CUDA graph is captured (False).
@@ -247,7 +250,8 @@ def _check(made: Implementation) -> None:
             f"{made.name!r} can't name an implementation of {made.slot}: use letters, digits and "
             "_ . + -, as LINNET_KERNELS must be able to name it, and not off or reference"
         )
-    for what, value in (("predicate", made.predicate), ("accepts", made.accepts)):
+    checks = {"predicate": made.predicate, "accepts": made.accepts, "prepare": made.prepare}
+    for what, value in checks.items():
         if value is not None and not callable(value):
             raise TypeError(f"{what} of {made.name} must be a function, not {value!r}")
     extra = ("workspace",) if made.workspace is not None else ()
@@ -334,12 +338,3 @@ def implementations(slot: str) -> tuple[Implementation, ...]:
     found = slot_named(slot)
     providers.load(found)
     return found.registered
-
-
-def prefetch() -> dict[str, str]:
-    """Loads every provider now, so that no first call has to.
-
-    Returns:
-        slot name -> the implementation that would run on the device of `active()`.
-    """
-    return active()

@@ -20,6 +20,9 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
+)
 
 from linnet.kernels.implementation import (
     Failure,
@@ -85,15 +88,45 @@ def propagates(error: Exception) -> bool:
 def _asked(implementation: Implementation, device: torch.device) -> Refusal | None:
     if implementation.predicate is None:
         return None
+    return _answer(implementation.predicate, "predicate", device)
+
+
+def _answer(check: Callable[[], object], what: str, device: torch.device) -> Refusal | None:
+    """What a check of a device says, with that device current."""
     try:
         if device.type == "cuda" and torch.cuda.is_available():
             with torch.cuda.device(device):
-                return refusal_of(implementation.predicate(), "predicate")
-        return refusal_of(implementation.predicate(), "predicate")
+                return refusal_of(check(), what)
+        return refusal_of(check(), what)
     except Exception as error:
         if propagates(error):
             raise
-        return Failure("its predicate", error)
+        return Failure(f"its {what}", error)
+
+
+def unprepared(implementation: Implementation, device: torch.device) -> bool:
+    """Whether a preparation is still to be run, or has raised, which disables and no more."""
+    if implementation.prepare is None:
+        return False
+    known = implementation.preparations
+    return device not in known or isinstance(known[device], Failure)
+
+
+def preparation(implementation: Implementation, device: torch.device) -> Refusal | None:
+    """Why the preparation excludes `implementation` on `device`, or None: run once for each.
+
+    A second thread waits for the first. Tensors made while it runs are real ones, whatever mode the
+    caller is in.
+    """
+    prepare, known = implementation.prepare, implementation.preparations
+    if prepare is None:
+        return None
+    if device not in known:
+        with implementation.preparing:
+            if device not in known:
+                with _disable_current_modes():
+                    known[device] = _answer(prepare, "preparation", device)
+    return known[device]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +145,10 @@ class Rule:
 
 
 def rules_of(
-    implementation: Implementation, capture: bool = True, prefix: str = INTERNAL
+    implementation: Implementation,
+    capture: bool = True,
+    prefix: str = INTERNAL,
+    ready: bool = False,
 ) -> list[Rule]:
     """The rules about inputs and surroundings, cheapest first.
 
@@ -120,6 +156,7 @@ def rules_of(
         implementation: whose.
         capture: whether a CUDA graph could be under capture, as on a CUDA device.
         prefix: what the bound names begin with.
+        ready: whether its preparation is known to be over on the device.
     """
     expected, mine = implementation.expected, implementation.parameters
     k = prefix
@@ -140,6 +177,12 @@ def rules_of(
         bound = {f"{k}capturing": capturing_graph}
         reason = "it is not declared safe to run while a CUDA graph is captured"
         rules.append(Rule(f"not {k}capturing()", reason, bound))
+    elif capture and not ready and implementation.prepare is not None:
+        bound = {f"{k}capturing": capturing_graph, f"{k}mine": implementation}
+        bound |= {f"{k}unprepared": unprepared}
+        waits = f"{k}unprepared({k}mine, {expected.names[0]}.device)"
+        reason = "it loads at its first call, and nothing loads while a CUDA graph is captured"
+        rules.append(Rule(f"not ({k}capturing() and {waits})", reason, bound))
     if implementation.accepts is not None:
         accepts = Parameters.of(implementation.accepts)
         bound = {f"{k}accepts": implementation.accepts}

@@ -152,6 +152,14 @@ def adopt_loaded(slot: Slot, before: tuple[Implementation, ...]) -> None:
         refresh(slot)
 
 
+def renew(slot: Slot) -> None:
+    """Has the chains of a slot made anew, of the same selections: a preparation is over."""
+    with lock:
+        for state in slot.states.values():
+            state.devices, state.chain = (), start(slot, state)
+            publish(slot, state)
+
+
 def forget(slot: Slot, gone: Implementation) -> None:
     """Drops what is kept for selections that hold an implementation which was removed."""
     with lock:
