@@ -8,9 +8,11 @@ from linnet.models.generate import Generation, generate
 from linnet.models.load import load
 from linnet.models.template import BrokenTemplateError, ChatTemplate, TemplateError
 from linnet.models.tokenizer import Tokenizer, load_tokenizer
+from linnet.models.vision import Attention, attention
 
 __all__ = [
     "FAMILIES",
+    "Attention",
     "BrokenTemplateError",
     "ChatTemplate",
     "CheckpointError",
@@ -21,6 +23,7 @@ __all__ = [
     "Generation",
     "TemplateError",
     "Tokenizer",
+    "attention",
     "generate",
     "load",
     "load_tokenizer",

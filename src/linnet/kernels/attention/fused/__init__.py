@@ -1,0 +1,1 @@
+"""Which attention modules of a model run fused attention, and what they run instead."""
