@@ -1,5 +1,6 @@
 """The `linnet` command."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -142,6 +143,36 @@ def generate_command(
         chat=chat,
     )
     answer(request, json)
+
+
+@app.command("parity")
+def parity_command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A family's name, `all`, or a folder with a checkpoint."
+        ),
+    ],
+    device: Device = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            show_default=False, help="float32 if not given, float16, bfloat16; may be repeated."
+        ),
+    ] = None,
+    input: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A safetensors file with the model's inputs by name."),
+    ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write what was measured into parity.toml.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Measure fused attention against primitive math: bytes, differences and time."""
+    from linnet.cli.parity import Request, show
+
+    show(Request(model, device, tuple(dtype or ("float32",)), input, record), json)
 
 
 __all__ = ["app"]

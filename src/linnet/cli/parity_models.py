@@ -169,7 +169,7 @@ def _owlv2(size: int, implementation: str) -> Made:
 
     side = (32, 384)[size]
     text, vision = _two_towers(size, side)
-    config = Owlv2Config(text_config=text, vision_config=vision, projection_dim=32)
+    config = Owlv2Config(text_config=text, vision_config=vision, projection_dim=text["hidden_size"])
     mask = torch.ones(2, 16, dtype=torch.int64)
     mask[1, 9:] = 0
     inputs = {
@@ -216,6 +216,7 @@ def _sam(size: int, implementation: str) -> Made:
     vision.pop("intermediate_size")
     prompt = {"hidden_size": width, "image_size": side, "patch_size": vision["patch_size"]}
     prompt["mask_input_channels"] = 8
+    vision["num_pos_feats"] = width // 2
     decoder = {"hidden_size": width, "mlp_dim": 2 * width, "num_attention_heads": 4}
     decoder |= {"num_hidden_layers": 2, "iou_head_hidden_dim": width}
     config = SamConfig(

@@ -12,6 +12,7 @@ import sys
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
@@ -29,10 +30,19 @@ _UNKNOWN = ("softcap", "position_bias", "s_aux")
 
 
 class Mark:
-    """Says that a module is switched; a pickle with one registers the functions when loaded."""
+    """Says that a module is switched; a pickle with one registers the functions when loaded.
+
+    Attributes:
+        adds: whether a boolean mask is added to the scores as 0 and 1. That is what a model built
+            with eager attention does with one (Grounding DINO's text tower is given such masks);
+            one built with another attention means it as "may attend".
+    """
+
+    def __init__(self, adds: bool) -> None:
+        self.adds = adds
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Mark, ())
+        return (Mark, (self.adds,))
 
 
 def looks_up(kind: type) -> bool:
@@ -52,7 +62,8 @@ def switch(module: nn.Module, on: bool) -> None:
     if "_linnet_mark" not in module.__dict__:
         # A config serves many modules, and other models too.
         module.config = copy.copy(module.config)
-        module.__dict__["_linnet_mark"] = Mark()
+        built = getattr(module.config, "_attn_implementation", None)
+        module.__dict__["_linnet_mark"] = Mark(built in ("eager", None))
     config: Any = module.config
     # The public setter would reach into the configs that this one holds, which are not copies.
     config._attn_implementation_internal = FUSED if on else PRIMITIVE
@@ -72,6 +83,14 @@ def _causal(module: nn.Module, query: Tensor, mask: Tensor | None, asked: bool |
         return False
     wanted = getattr(module, "is_causal", True) if asked is None else asked
     return bool(wanted) and query.shape[2] > 1
+
+
+def _meant(module: nn.Module, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask in the sense that the module's model was built with."""
+    mark: Mark | None = module.__dict__.get("_linnet_mark")
+    if mask is not None and mask.dtype == torch.bool and mark is not None and mark.adds:
+        return mask.to(dtype)
+    return mask
 
 
 def primitive(
@@ -97,7 +116,7 @@ def primitive(
     Returns:
         The result (B, Q, H, D), contiguous, and the weights.
     """
-    mask = attention_mask
+    mask = _meant(module, attention_mask, query.dtype)
     if _causal(module, query, mask, is_causal):
         mask = masks.causal(query.shape[2], key.shape[2], query.device)
     if mask is not None:
@@ -129,6 +148,7 @@ def fused(
         or any(kwargs.get(name) is not None for name in _UNKNOWN)
     ):
         return primitive(module, query, key, value, attention_mask, is_causal, **kwargs)
+    mask = _meant(module, attention_mask, query.dtype)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
@@ -136,10 +156,10 @@ def fused(
         query,
         key,
         value,
-        attention_mask,
+        mask,
         scale=kwargs.get("scaling"),
         dropout=kwargs.get("dropout", 0.0) if module.training else 0.0,
-        is_causal=_causal(module, query, attention_mask, is_causal),
+        is_causal=_causal(module, query, mask, is_causal),
     )
     return out.transpose(1, 2).contiguous(), None
 
