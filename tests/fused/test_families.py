@@ -15,10 +15,12 @@ from linnet.kernels.attention import set_fused_attention
 
 pytest.importorskip("transformers")
 
-# Attention modules by the tiny models' configs: two layers each, and for
-# detr: 2 encoder, 2 decoder with self- and cross-attention; grounding_dino: 4 of Swin, 2 of BERT, 2
-# enhancers, 2 x 2 in the decoder; lw_detr: 2 of the ViT, 2 of the decoder; owlv2, siglip2: two towers;
-# sam: 2 of vision, 2 x 3 of the two-way transformer and its last one; swin, swin2sr: 2 stages of 2.
+# Attention modules by the tiny models' configs. Two layers each, and for
+# detr: 2 encoder layers, 2 decoder layers with self- and cross-attention;
+# grounding_dino: 4 of Swin, 2 of BERT, 2 text enhancers, 2 x 2 in the decoder;
+# lw_detr: 2 of the ViT, 2 of the decoder; owlv2 and siglip2: two towers of 2;
+# sam: 2 of vision, 2 x 3 of the two-way transformer and its last one;
+# segformer: 4 stages of 1; swin and swin2sr: 2 stages of 2.
 COUNTS = {
     "bert": 2,
     "deit": 2,
@@ -35,6 +37,8 @@ COUNTS = {
     "swin2sr": 4,
     "vit": 2,
 }
+# OWLv2 divides by the length of what random weights leave close to zero.
+ROUGH = {"owlv2": 10.0}
 QUICK = ("bert", "swin", "swin2sr", "sam", "owlv2")
 FAMILIES = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(MODELS)
@@ -76,7 +80,7 @@ def test_fused_agrees_with_eager_and_off_restores_its_bytes(family: str) -> None
         expected = run(model, inputs)
         assert set_fused_attention(model) == COUNTS[family]
         assert set_fused_attention(model) == COUNTS[family]
-        close(run(model, inputs), expected)
+        close(run(model, inputs), expected, 1e-5 * ROUGH.get(family, 1))
         assert set_fused_attention(model, False) == COUNTS[family]
         equal(run(model, inputs), expected)
     assert list(model.state_dict()) == keys
@@ -92,10 +96,13 @@ def test_gradients_agree_with_eager(family: str) -> None:
         model.zero_grad()
         sum(t[t.isfinite()].double().square().mean() for t in run(model, inputs)).backward()  # type: ignore[union-attr]
         grads.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+    tolerance = 2e-5 * ROUGH.get(family, 1)
     assert grads[0].keys() == grads[1].keys()
     for name, expected in grads[0].items():
         size = max(expected.abs().max().item(), 1)
-        torch.testing.assert_close(grads[1][name], expected, rtol=0, atol=2e-5 * size, msg=name)
+        torch.testing.assert_close(
+            grads[1][name], expected, rtol=0, atol=tolerance * size, msg=name
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -111,7 +118,7 @@ def test_a_copy_and_a_pickle_keep_the_flag(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_only_the_model_that_is_given_changes(family: str) -> None:
-    model, inputs = made(family)
+    model, _ = made(family)
     if not hasattr(model, "config"):
         pytest.skip("no config to share")
     other = copy.deepcopy(model)
@@ -124,9 +131,8 @@ def test_only_the_model_that_is_given_changes(family: str) -> None:
     assert {id(m): (type(m), getattr(m, "config", None)) for m in other.modules()} == before
     assert model.config.to_dict() == words
     assert model.config._attn_implementation == "eager"
-    assert all(
-        isinstance(m, type(o)) for m, o in zip(model.modules(), other.modules(), strict=True)
-    )
+    pairs = zip(model.modules(), other.modules(), strict=True)
+    assert all(isinstance(mine, type(its)) for mine, its in pairs)
 
 
 @pytest.mark.parametrize("family", ["bert", pytest.param("vit", marks=pytest.mark.slow)])
@@ -150,10 +156,10 @@ def test_a_model_built_with_sdpa_agrees_both_ways(family: str) -> None:
     model.load_state_dict(expected.state_dict())
     for given in (inputs, {k: v for k, v in inputs.items() if k != "attention_mask"}):
         with torch.no_grad():
-            close(run(model, given), run(expected, given))
+            close(run(model, given), run(expected, given), 1e-5 * ROUGH.get(family, 1))
             for on in (True, False):
                 assert set_fused_attention(model, on) == COUNTS[family]
-                close(run(model, given), run(expected, given))
+                close(run(model, given), run(expected, given), 1e-5 * ROUGH.get(family, 1))
 
 
 def test_the_text_tower_stays_causal() -> None:

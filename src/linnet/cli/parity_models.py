@@ -2,6 +2,8 @@
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportCallIssue=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
+# pyright: reportOptionalMemberAccess=false
 
 from __future__ import annotations
 

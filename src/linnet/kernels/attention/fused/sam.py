@@ -2,7 +2,7 @@
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingImports=false
+# pyright: reportIncompatibleMethodOverride=false, reportMissingImports=false
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingImports=false, reportUnknownParameterType=false
+# pyright: reportIncompatibleMethodOverride=false, reportMissingImports=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -91,6 +91,7 @@ class SwitchedSwin2SRSelfAttention(Swin2SRSelfAttention):
 
     def _bias(self) -> Tensor:
         table = self.continuous_position_bias_mlp(self.relative_coords_table)
-        places = self.window_size[0] * self.window_size[1]
+        window: Any = self.window_size
+        places = window[0] * window[1]
         rows = table.view(-1, self.num_attention_heads)[self.relative_position_index.view(-1)]
         return 16 * torch.sigmoid(rows.view(places, places, -1).permute(2, 0, 1)).unsqueeze(0)
