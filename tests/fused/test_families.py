@@ -1,7 +1,6 @@
 """Each family of transformers, both ways, against transformers' own eager attention."""
 
 import copy
-import io
 import pickle
 from typing import Any
 
@@ -88,7 +87,10 @@ def test_fused_agrees_with_eager_and_off_restores_its_bytes(family: str) -> None
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_agree_with_eager(family: str) -> None:
+    """In float64, as far as the families compute in it: some take their softmax in float32."""
     model, inputs = made(family)
+    model.double()
+    inputs = {n: x.double() if x.is_floating_point() else x for n, x in inputs.items()}
     grads: list[dict[str, Tensor]] = []
     for on in (None, True):
         if on:
@@ -96,7 +98,7 @@ def test_gradients_agree_with_eager(family: str) -> None:
         model.zero_grad()
         sum(t[t.isfinite()].double().square().mean() for t in run(model, inputs)).backward()  # type: ignore[union-attr]
         grads.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
-    tolerance = 2e-5 * ROUGH.get(family, 1)
+    tolerance = 1e-5 * ROUGH.get(family, 1)
     assert grads[0].keys() == grads[1].keys()
     for name, expected in grads[0].items():
         size = max(expected.abs().max().item(), 1)
@@ -109,11 +111,15 @@ def test_gradients_agree_with_eager(family: str) -> None:
 def test_a_copy_and_a_pickle_keep_the_flag(family: str) -> None:
     model, inputs = made(family)
     with torch.no_grad():
+        # transformers hangs hooks that have no pickle on a backbone, and on others at the first run.
+        pickled = family not in ("dinov2", "grounding_dino", "lw_detr")
         set_fused_attention(model)
+        copies = [copy.deepcopy(model)]
+        if pickled:
+            copies.append(pickle.loads(pickle.dumps(model)))
         expected = run(model, inputs)
-        equal(run(copy.deepcopy(model), inputs), expected)
-        file = io.BytesIO(pickle.dumps(model))
-        equal(run(pickle.load(file), inputs), expected)
+        for each in copies:
+            equal(run(each, inputs), expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

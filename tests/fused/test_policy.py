@@ -181,8 +181,10 @@ def test_a_compiled_window_agrees(kind: str) -> None:
     set_fused_attention(model)
     first = First(model).eval()
     with torch.no_grad():
+        # transformers hangs hooks on a model at its first run, under a lock that Dynamo refuses.
+        expected = first(x)
         compiled = torch.compile(first, fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(x), first(x), rtol=0, atol=1e-5)
+        torch.testing.assert_close(compiled(x), expected, rtol=0, atol=1e-5)
 
 
 def test_a_flagged_module_is_copied_pickled_and_stays_its_class() -> None:
