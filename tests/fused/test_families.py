@@ -111,7 +111,7 @@ def test_gradients_agree_with_eager(family: str) -> None:
 def test_a_copy_and_a_pickle_keep_the_flag(family: str) -> None:
     model, inputs = made(family)
     with torch.no_grad():
-        # transformers hangs hooks that have no pickle on a backbone, and on others at the first run.
+        # transformers hangs hooks without a pickle on a backbone, and on others at the first run.
         pickled = family not in ("dinov2", "grounding_dino", "lw_detr")
         set_fused_attention(model)
         copies = [copy.deepcopy(model)]
