@@ -20,11 +20,6 @@ class Switch:
     turn: Callable[[bool], None]
 
 
-def path_of(kind: type) -> str:
-    """The dotted path of a class's module."""
-    return kind.__module__
-
-
 def swapped(module: nn.Module, kind: type[nn.Module], on: bool) -> None:
     """Makes a module one of a subclass of its class, with the flag set."""
     if type(module) is not kind:
