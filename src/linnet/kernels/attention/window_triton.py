@@ -157,10 +157,14 @@ def window_attention(
 ) -> Tensor:
     """Attend within small windows; see `linnet.reference.window_attention`."""
     _check(query, key, value, bias)
-    scale = query.shape[3] ** -0.5 if scale is None else scale
-    if not torch.compiler.is_compiling():
-        _warm.add(_compiled_for(*(each for each in (query, key, value, bias) if each is not None)))
-    return _WindowAttention.apply(query, key, value, bias, scale)
+    factor: float = query.shape[3] ** -0.5 if scale is None else scale
+    if torch.compiler.is_compiling():
+        return _WindowAttention.apply(query, key, value, bias, factor)
+    tensors = (query, key, value) if bias is None else (query, key, value, bias)
+    _warm.add(_compiled_for(*tensors))
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        return _WindowAttention.apply(query, key, value, bias, factor)
+    return torch.ops.linnet.window_attention(query, key, value, bias, factor)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> None:
