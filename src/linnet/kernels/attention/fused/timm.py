@@ -9,10 +9,12 @@ from torch import nn
 
 from linnet.kernels.attention.fused.recording import recording
 
+_WANTED = "_linnet_fused_attn"
+
 
 def known(module: nn.Module) -> bool:
     """Whether the module carries the flag."""
-    return isinstance(module.__dict__.get("fused_attn"), bool)
+    return isinstance(module, _Guarded) or isinstance(module.__dict__.get("fused_attn"), bool)
 
 
 class _Guarded:
@@ -20,11 +22,12 @@ class _Guarded:
 
     @property
     def fused_attn(self) -> bool:
-        return self.__dict__["fused_attn"] and not recording()
+        # Under another name: Dynamo of torch 2.11 takes one in `__dict__` for the property.
+        return getattr(self, _WANTED) and not recording()
 
     @fused_attn.setter
     def fused_attn(self, value: bool) -> None:
-        self.__dict__["fused_attn"] = value
+        self.__dict__[_WANTED] = value
 
     # The class is made here and has no name that a pickle could look up.
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -45,4 +48,5 @@ def switch(module: nn.Module, on: bool) -> None:
     """Sets the flag, and has it answer no while a graph is recorded."""
     if not isinstance(module, _Guarded):
         module.__class__ = _guarded(type(module))
-    module.__dict__["fused_attn"] = on
+        del module.__dict__["fused_attn"]
+    module.__dict__[_WANTED] = on
