@@ -240,6 +240,59 @@ def test_a_position_outside_the_cache_is_refused(folder: Path, position: int):
         rows_model(folder).decode(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([position]))
 
 
+@pytest.mark.parametrize(
+    ("shape", "slots", "lengths", "message"),
+    [
+        ((2, 4), [0, 1], [5, 4], "lengths run from 4 to 5; expected 1 to 4"),
+        ((2, 4), [0, 1], [0, 4], "lengths run from 0 to 4; expected 1 to 4"),
+        ((2, 4), [1, 1], [4, 4], r"slots are \[1, 1\]; expected no row twice"),
+        ((1, 4), [4], [4], "slots run from 4 to 4; expected 0 to 3"),
+        ((1, 25), [0], [25], "padded to 25 tokens, but the model has MaxSeq 24"),
+        ((2, 4), [0, 1], [4], r"found \(2, 4\), \(2,\), \(1,\)"),
+        ((0, 4), [], [], "at least one prompt"),
+        ((1, 0), [0], [0], "at least one prompt and one token"),
+    ],
+)
+def test_padded_prompts_that_do_not_fit_are_refused(
+    folder: Path, shape: tuple[int, int], slots: list[int], lengths: list[int], message: str
+):
+    arguments = [torch.tensor(value, dtype=torch.int64) for value in (slots, lengths)]
+    with pytest.raises(ValueError, match=message):
+        rows_model(folder).prefill_slots(torch.zeros(shape, dtype=torch.int64), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("rows", "positions", "message"),
+    [
+        ([0, 0], [23, 24], "positions run from 23 to 24; expected -1 to 23"),
+        ([4, 4], [0, 1], "rows run from 4 to 4; expected 0 to 3"),
+        ([0], [0, 1], r"found \(2,\), \(1,\), \(2,\), \(2,\)"),
+    ],
+)
+def test_packed_prompts_that_do_not_fit_are_refused(
+    folder: Path, rows: list[int], positions: list[int], message: str
+):
+    zeros = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=message):
+        rows_model(folder).prefill_packed(
+            zeros, torch.tensor(rows), torch.tensor(positions), zeros, torch.zeros(4).long()
+        )
+
+
+def test_no_tokens_are_refused_where_a_cache_is_kept(folder: Path):
+    none, model = torch.zeros(0, dtype=torch.int64), rows_model(folder)
+    with pytest.raises(ValueError, match="packed prompts are at least one token"):
+        model.prefill_packed(none, none, none, none, torch.zeros(4).long())
+    with pytest.raises(ValueError, match="of at least one row"):
+        model.decode(none.unsqueeze(1), none)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (3, 0)])
+def test_logits_of_nothing_are_empty(folder: Path, shape: tuple[int, int]):
+    logits = load(folder, dtype=torch.bfloat16)(torch.zeros(shape, dtype=torch.int64))
+    assert (logits.shape, logits.dtype) == ((*shape, 320), torch.bfloat16)
+
+
 def test_reset_gives_the_memory_back(folder: Path):
     model = rows_model(folder)
     model.reset()

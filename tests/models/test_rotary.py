@@ -175,3 +175,20 @@ def test_a_partial_factor_with_scaling_is_refused():
     settings = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
     with pytest.raises(ConfigError, match="turns whole heads"):
         parse_config(CONFIG | {"rope_scaling": settings}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "field"),
+    [
+        ({"rope_theta": 1.0}, {}, "rope_theta 1.0"),
+        ({"rope_theta": 0.5}, {}, "rope_theta 0.5"),
+        ({}, {"original_max_position_embeddings": 0.5}, "original_max_position_embeddings"),
+    ],
+    ids=str,
+)
+def test_yarn_without_a_logarithm_is_refused_at_load(
+    outer: dict[str, Any], inner: dict[str, Any], field: str
+):
+    settings = {"rope_type": "yarn", "factor": 2.0, **inner}
+    with pytest.raises(ConfigError, match=field):
+        parse_config(CONFIG | outer | {"rope_scaling": settings}, "config.json")

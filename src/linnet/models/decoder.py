@@ -167,11 +167,13 @@ class Decoder(Entries, nn.Module):
             tokens: (B, S) integers below the vocabulary's size.
 
         Returns:
-            (B, S, vocabulary) in the model's dtype.
+            (B, S, vocabulary) in the model's dtype; empty where B or S is 0.
         """
         if tokens.dim() != 2:
             raise ValueError(f"tokens must be (batch, length), not {tuple(tokens.shape)}")
         batch, length = tokens.shape
+        if not torch.jit.is_tracing() and (batch == 0 or length == 0):  # pyright: ignore[reportPrivateImportUsage]
+            return self.lm_head.weight.new_empty((batch, length, self.config.vocab_size))
         cos, sin = self.angles(torch.arange(length, device=tokens.device))
         this = OwnKeys(cos.repeat(batch, 1), sin.repeat(batch, 1), batch, length)
         none = tokens.new_empty(0)

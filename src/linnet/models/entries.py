@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from linnet.models.entry_checks import check_packed, check_range, check_slots, check_step
 from linnet.models.passes import Decode, KeyValue, Mixed, Pass, Prefill
 
 if TYPE_CHECKING:
@@ -65,12 +66,16 @@ class Entries:
 
         Args:
             tokens: (M, S) integers, S at most `MaxSeq`; beyond a prompt's length anything valid.
-            slots: (M,) int64, the rows.
+            slots: (M,) int64, the rows, no row twice.
             lengths: (M,) integers from 1 to S, where each prompt ends.
 
         Returns:
             (M, vocabulary) logits after each prompt's last token.
+
+        Raises:
+            ValueError: Shapes that don't fit; on the CPU also rows or lengths out of range.
         """
+        check_slots(tokens, slots, lengths, self.cache.generics)
         count, longest = tokens.shape
         positions = torch.arange(longest, device=tokens.device)
         cos, sin = self.angles(positions)
@@ -107,7 +112,11 @@ class Entries:
 
         Returns:
             (Batch, vocabulary) logits after each prompt's last token.
+
+        Raises:
+            ValueError: Shapes that don't fit; on the CPU also rows or positions out of range.
         """
+        check_packed(tokens, rows, positions, segments)
         this = self._prefill_rows(rows, positions, segments, last)
         return self._logits(tokens, this, self.cache.rows, last)
 
@@ -136,6 +145,7 @@ class Entries:
         Returns:
             (2 * Batch, vocabulary): logits after each prompt, then of each row's step.
         """
+        check_packed(tokens, rows, positions, segments)
         this = Mixed(
             self._prefill_rows(rows, positions, segments, last),
             self._decode_rows(step_tokens, step_positions),
@@ -183,6 +193,7 @@ class Entries:
         Returns:
             (Rows, vocabulary) logits after each row's last token.
         """
+        check_packed(tokens, positions, rows, slots)
         this = self._prefill_pages(positions, rows, slots, table)
         return self._logits(tokens, this, self.cache.pages(), last)
 
@@ -213,6 +224,7 @@ class Entries:
         Returns:
             (2 * Rows, vocabulary): logits after each prompt, then of each row's step.
         """
+        check_packed(tokens, positions, rows, slots)
         this = Mixed(
             self._prefill_pages(positions, rows, slots, table),
             self._decode_pages(step_tokens, step_positions, table),
@@ -228,7 +240,7 @@ class Entries:
 
     def _decode_rows(self, tokens: Tensor, positions: Tensor) -> Decode:
         generics = self.cache.generics
-        _check_step(tokens, positions, generics.longest)
+        check_step(tokens, positions, generics.longest)
         if tokens.shape[0] > generics.batch:
             raise ValueError(
                 f"a step of {tokens.shape[0]} rows, but the model has Batch {generics.batch}; load "
@@ -239,7 +251,7 @@ class Entries:
         return Decode(cos, sin, places, (positions + 1).to(torch.int32))
 
     def _decode_pages(self, tokens: Tensor, positions: Tensor, table: Tensor) -> Decode:
-        _check_step(tokens, positions, table.shape[1] * self.cache.generics.page_size)
+        check_step(tokens, positions, table.shape[1] * self.cache.generics.page_size)
         cos, sin = self.angles(positions)
         places = self.cache.page_places(table, positions)
         return Decode(cos, sin, places, (positions + 1).to(torch.int32), table)
@@ -247,6 +259,9 @@ class Entries:
     def _prefill_rows(
         self, rows: Tensor, positions: Tensor, segments: Tensor, last: Tensor
     ) -> Prefill:
+        generics = self.cache.generics
+        check_range("positions", positions, -1, generics.longest - 1, "-1 is padding")
+        check_range("rows", rows, 0, generics.batch - 1, "as many as the model's Batch")
         cos, sin = self.angles(positions)
         places = self.cache.row_places(rows, positions)
         starts, lengths = _prompts(segments, positions, last.shape[0])
@@ -278,19 +293,3 @@ def _with_step(tokens: Tensor, step_tokens: Tensor, last: Tensor) -> tuple[Tenso
     count, rows = tokens.shape[0], step_tokens.shape[0]
     steps = torch.arange(count, count + rows, device=last.device)
     return torch.cat((tokens, step_tokens.flatten())), torch.cat((last, steps))
-
-
-def _check_step(tokens: Tensor, positions: Tensor, longest: int) -> None:
-    if tokens.dim() != 2 or tokens.shape[1] != 1 or positions.shape != tokens.shape[:1]:
-        raise ValueError(
-            f"a decoding step takes tokens (rows, 1) and positions (rows,), found "
-            f"{tuple(tokens.shape)} and {tuple(positions.shape)}"
-        )
-    # Elsewhere than on the CPU looking at them would wait for the device.
-    if positions.device.type == "cpu" and not torch.compiler.is_compiling():
-        low, high = positions.aminmax()
-        if int(low) < -1 or int(high) >= longest:
-            raise ValueError(
-                f"positions run from {int(low)} to {int(high)}; expected 0 to {longest - 1}, or -1 "
-                "for a parked row"
-            )

@@ -171,6 +171,13 @@ def parse_rotary(config: Mapping[str, Any], head_dim: int, where: str) -> Rotary
             low_frequency=low,
             high_frequency=high,
         )
+    if theta <= 1 or trained < 1:
+        # YaRN asks how often a feature turns within the trained length: a logarithm to theta.
+        name, value = ("rope_theta", theta) if theta <= 1 else ("the trained length", trained)
+        raise ConfigError(
+            f"{where}: rotary embedding of type 'yarn' with {name} {value}; expected "
+            + ("more than 1" if theta <= 1 else "original_max_position_embeddings of at least 1")
+        )
     factor = reader.number("factor", longest / trained)
     return RotaryConfig(
         head_dim,
