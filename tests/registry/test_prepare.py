@@ -323,7 +323,7 @@ def test_a_pair_that_no_device_of_this_machine_can_run_is_an_error_at_the_call(s
         f"LINNET_KERNELS={slot.name}=one asks for one, which can't run here"
     )
     assert kernels.active("cpu")[slot.name] == "unavailable"
-    with pytest.raises(Exception, match=r"no such chip"):
+    with pytest.raises(Exception, match=r"no such chip|can't be met"):
         torch.compile(lambda x: slot.call(x), fullgraph=True, backend="eager")(x)
 
 

@@ -209,7 +209,8 @@ def _traced(slot: Slot, state: State, device: torch.device) -> Callable[..., Any
 def _refused_while_tracing(name: str, token: str) -> None:
     choice = in_force(slots[name], slots[name].states[token])
     assert choice is not None
+    asked = choice.names if slots[name].states[token].choice is not None else choice.names[:1]
     raise UnavailableError(
-        f"{choice.origin} can't be met inside torch.compile: {', '.join(choice.names)} is not "
-        "traceable, or refuses these inputs"
+        f"{choice.origin} can't be met inside torch.compile: {', '.join(asked)} is not "
+        "traceable, refuses these inputs, or can't run here"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from linnet import env
-from linnet.kernels import providers, states
+from linnet.kernels import progress, providers, states
 from linnet.kernels.candidates import called, candidates, refused, refused_inputs, unmet
 from linnet.kernels.explain import active, device_named
 from linnet.kernels.falls import disable, unreal, warn
@@ -71,6 +71,8 @@ def refuse_unmet(slot: Slot, state: State, lost: Implementation, args: tuple[Any
 def prefetch(device: torch.device | str | None = None) -> dict[str, str]:
     """Loads every provider and prepares every implementation now, so that no first call has to.
 
+    Downloads show a bar on standard error.
+
     Args:
         device: where; None: the device of `active()`.
 
@@ -83,7 +85,9 @@ def prefetch(device: torch.device | str | None = None) -> dict[str, str]:
     where = device_named(device)
     for slot in tuple(slots.values()):
         providers.load(slot)
-        for each in candidates(slot, slot.state(), where):
-            if unprepared(each, where):
-                prepared(slot, slot.state(), each, where)
+    with progress.shown():
+        for slot in tuple(slots.values()):
+            for each in candidates(slot, slot.state(), where):
+                if unprepared(each, where):
+                    prepared(slot, slot.state(), each, where)
     return active(where)

@@ -56,7 +56,12 @@ cache_write = define(
 ms_deform_attn = define(
     "ms_deform_attn",
     reference.ms_deform_attn,
-    builtins=(Builtin("embedding_bag", f"{_ATTENTION}.embedding_bag"),),
+    builtins=(
+        Builtin("embedding_bag", f"{_ATTENTION}.embedding_bag"),
+        Builtin(
+            "hub", f"{_ATTENTION}.deform_hub", needs=("kernels", "huggingface_hub"), device="cuda"
+        ),
+    ),
 )
 
 fake_quant_fp8 = define(
