@@ -106,6 +106,13 @@ def test_generics_size_the_cache(folder: Path):
         ({"Batch": 0}, "Batch must be a positive integer, not 0"),
         ({"MaxSeq": 2.0}, "MaxSeq must be a positive integer"),
         ({"Batch": True}, "Batch must be a positive integer"),
+        ({"MaxSeq": -1}, "MaxSeq must be a positive integer, not -1"),
+        ({"MaxSeq": "8"}, "MaxSeq must be a positive integer, not '8'"),
+        ({"MaxSeq": 2**70}, f"MaxSeq must be at most 2147483647, not {2**70}"),
+        (
+            {"Batch": 2**31 - 1, "MaxSeq": 2**31 - 1},
+            "Batch=2147483647, MaxSeq=2147483647, PageSize=64 holds 64 numbers a token",
+        ),
     ],
 )
 def test_refuses_senseless_generics(folder: Path, generics: dict[str, Any], message: str):

@@ -10,10 +10,10 @@ import gguf
 import pytest
 import sentencepiece
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from linnet.models import CheckpointError, Tokenizer, load_tokenizer
+from linnet.models import BrokenTemplateError, CheckpointError, Tokenizer, load_tokenizer
 from linnet.models.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 CORPUS = [
@@ -449,6 +449,48 @@ def test_templates_are_found_where_checkpoints_keep_them(folder: Callable[..., P
     assert rendered(path) == "file"
 
 
+def test_a_name_in_a_list_of_templates_may_be_anything(folder: Callable[..., Path]):
+    named = [{"name": ["x"], "template": "t"}, {"name": "default", "template": "list"}]
+    template = load_tokenizer(folder(template=named)).template  # pyright: ignore[reportArgumentType]
+    assert template is not None
+    assert template.source == "list"
+
+
+def test_a_template_that_is_not_utf_8_is_named(folder: Callable[..., Path]):
+    path = folder()
+    (path / "chat_template.jinja").write_bytes("{{ messages }}".encode("utf-16"))
+    with pytest.raises(BrokenTemplateError, match=r"chat_template\.jinja is not UTF-8 text"):
+        load_tokenizer(path)
+
+
+def test_half_a_character_in_json_is_refused_and_a_pair_is_not(folder: Callable[..., Path]):
+    # json.dumps writes what is beyond the first plane as pairs of surrogates.
+    template = load_tokenizer(folder(template="\U0001f642")).template
+    assert template is not None
+    assert template.source == "\U0001f642"
+    with pytest.raises(CheckpointError, match=r"config\.json holds text with the lone surrogate"):
+        load_tokenizer(folder(template="\ud83d"))
+
+
+def test_half_a_character_in_a_text_is_refused(write_pieces: Callable[..., Path]):
+    with pytest.raises(ValueError, match=r"the lone surrogate U\+D800, which is no character"):
+        load_tokenizer(write_pieces()).encode("a\ud800")
+
+
+@pytest.mark.parametrize("kind", ["pieces", "folder"])
+def test_ids_that_no_vocabulary_has(
+    kind: str, write_pieces: Callable[..., Path], folder: Callable[..., Path]
+):
+    tokenizer = load_tokenizer(write_pieces() if kind == "pieces" else folder())
+    # Embeddings are often padded: an id behind the vocabulary can be drawn, and has no text.
+    assert tokenizer.decode([len(tokenizer) + 5]) == ""
+    for number in (-1, 1 << 40):
+        with pytest.raises(ValueError, match=f"from 0 to 2\\^32 - 1, found {number}"):
+            tokenizer.decode([number])
+        with pytest.raises(ValueError, match=f"found {number}"):
+            tokenizer.stream().push(number)
+
+
 def test_no_template_is_an_error_that_says_what_to_do(folder: Callable[..., Path]):
     with pytest.raises(ValueError, match=r"no chat template.*chat_template\.jinja"):
         load_tokenizer(folder()).chat(CHAT)
@@ -527,6 +569,13 @@ def test_what_never_becomes_a_character_is_told_at_the_end(byte_tokens: Tokenize
     assert told == ["a", "b", "", ""]
     assert stream.finish() == "\ufffd"
     assert "".join(told) + "\ufffd" == byte_tokens.decode(ids)
+
+
+@given(raw=st.lists(st.sampled_from([*"aé🙂€".encode(), 0x80, 0xFF]), max_size=40))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_nonsense_is_streamed_as_the_whole_is_decoded(byte_tokens: Tokenizer, raw: list[int]):
+    stream, ids = byte_tokens.stream(), [2 + value for value in raw]
+    assert "".join(map(stream.push, ids)) + stream.finish() == byte_tokens.decode(ids)
 
 
 def test_endless_nonsense_is_not_held_back_for_ever(byte_tokens: Tokenizer):

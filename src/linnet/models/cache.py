@@ -12,6 +12,9 @@ from linnet.models.families import DecoderConfig
 # Longer caches are asked for by name; a model trained for 128k positions shouldn't take them all.
 _DEFAULT_LONGEST = 8192
 _DEFAULT_PAGE_SIZE = 64
+# Lengths are int32, as kernels want them; a cache in float64 must stay below 2^63 bytes.
+_MOST = (1 << 31) - 1
+_MOST_NUMBERS = (1 << 60) - 1
 GENERICS = ("Batch", "MaxSeq", "PageSize")
 
 
@@ -24,7 +27,8 @@ class Generics:
             default, at most 8192) and `PageSize` (64) by name.
 
     Raises:
-        ValueError: An unknown name, or a value that is no positive integer.
+        ValueError: An unknown name, or a value that is no positive integer below 2^31; or a cache
+            that no address reaches.
     """
 
     def __init__(self, config: DecoderConfig, given: Mapping[str, int] | None = None) -> None:
@@ -35,9 +39,17 @@ class Generics:
             # type() because True is an int as well.
             if type(value) is not int or value < 1:
                 raise ValueError(f"the generic {name} must be a positive integer, not {value!r}")
+            if value > _MOST:
+                raise ValueError(f"the generic {name} must be at most {_MOST}, not {value}")
         self.batch = given.get("Batch", 1)
         self.longest = given.get("MaxSeq", min(config.max_positions, _DEFAULT_LONGEST))
         self.page_size = given.get("PageSize", _DEFAULT_PAGE_SIZE)
+        token = 2 * config.layers * config.kv_heads * config.head_dim
+        if self.batch * (self.longest + 1) * token > _MOST_NUMBERS:
+            raise ValueError(
+                f"a cache with {self} holds {token} numbers a token, more than any memory; load "
+                "the model with a smaller Batch or MaxSeq"
+            )
 
     def __repr__(self) -> str:
         return f"Batch={self.batch}, MaxSeq={self.longest}, PageSize={self.page_size}"

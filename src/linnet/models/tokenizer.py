@@ -11,12 +11,12 @@ from typing import Any, cast
 from linnet.models.byte_level import build_byte_level, import_tokenizers, starts_with_bos
 from linnet.models.detokenizer import Detokenizer
 from linnet.models.gguf_header import read_header
-from linnet.models.json_object import as_list, as_object, read_object
+from linnet.models.json_object import as_list, as_object, lone_surrogate, read_object
 from linnet.models.safetensors_header import CheckpointError
 from linnet.models.sentencepiece import SentencePiece
 from linnet.models.sources import locate
-from linnet.models.template import ChatTemplate, Message
-from linnet.models.vocabulary import LibraryVocabulary, Vocabulary
+from linnet.models.template import BrokenTemplateError, ChatTemplate, Message
+from linnet.models.vocabulary import LibraryVocabulary, Vocabulary, check_id
 
 # Tokens that end a turn, where a template writes them: checkpoints often name only one end token,
 # and a chat that runs past the end of a turn answers itself.
@@ -58,7 +58,16 @@ class Tokenizer:
 
         Returns:
             The ids.
+
+        Raises:
+            ValueError: The text holds half of a surrogate pair.
         """
+        half = lone_surrogate(text)
+        if half:
+            raise ValueError(
+                f"the text holds {half}, which is no character; decode its bytes with "
+                "errors='replace', or join the pair"
+            )
         ids = self.vocabulary.encode(text)
         if not add_special:
             return ids
@@ -66,7 +75,14 @@ class Tokenizer:
         return [*(() if twice else self.prefix), *ids, *self.suffix]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of ids; what is no UTF-8 becomes U+FFFD."""
+        """Text of ids; what is no UTF-8 becomes U+FFFD, ids beyond the vocabulary have no text.
+
+        Raises:
+            ValueError: An id below 0 or above what any vocabulary holds.
+        """
+        ids = list(ids)
+        for number in ids:
+            check_id(number)
         return self.vocabulary.decode(ids, skip_special=skip_special)
 
     def stream(self, *, skip_special: bool = True) -> Detokenizer:
@@ -153,13 +169,19 @@ def _folder_template(
 ) -> ChatTemplate | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return ChatTemplate(file.read_text(encoding="utf-8"), special)
+        try:
+            return ChatTemplate(file.read_text(encoding="utf-8"), special)
+        except UnicodeDecodeError as error:
+            raise BrokenTemplateError(
+                f"{file} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
+            ) from None
     source = config.get("chat_template")
     if source is None:
         source = _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(source, list):
         named = [as_object(entry) for entry in as_list(cast("object", source))]
-        source = {entry.get("name"): entry.get("template") for entry in named}.get("default")
+        found = (each.get("template") for each in named if each.get("name") == "default")
+        source = next(found, None)
     return ChatTemplate(source, special) if isinstance(source, str) else None
 
 

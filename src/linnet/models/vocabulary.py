@@ -32,6 +32,18 @@ class Vocabulary(Protocol):
         ...
 
 
+def check_id(number: int) -> None:
+    """Refuses what can be no id of any vocabulary.
+
+    Embeddings are often padded beyond the vocabulary, so an id there is none of that.
+
+    Raises:
+        ValueError: The id is below 0, or 2^32 or more.
+    """
+    if not 0 <= number < 1 << 32:
+        raise ValueError(f"an id must be from 0 to 2^32 - 1, found {number}")
+
+
 class LibraryVocabulary:
     """A `tokenizers.Tokenizer` as a vocabulary."""
 
