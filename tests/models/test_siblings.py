@@ -117,6 +117,24 @@ def test_loading_a_state_dict_reaches_the_joined_weight(
     assert adjacent(model)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_an_assigned_state_dict_is_joined_again(
+    model: Decoder,
+    make_reference: Callable[..., Any],
+    products: list[int],
+    tokens: torch.Tensor,
+    device: str,
+):
+    other = make_reference("qwen2", seed=1)
+    model = Decoder(model.config, device="meta") if device == "meta" else model
+    model.requires_grad_(False).load_state_dict(other.state_dict(), assign=True)
+    products.clear()
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), other(tokens).logits, rtol=0, atol=1e-4)
+    assert adjacent(model)
+    assert products == JOINED
+
+
 def swap_parameter(model: Decoder) -> None:
     linear = model.model.layers[0].self_attn.q_proj
     linear.weight = nn.Parameter(linear.weight.detach() * 2, requires_grad=False)

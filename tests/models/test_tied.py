@@ -99,3 +99,43 @@ def test_moving_a_tied_model_keeps_one_copy(tied: Any, save: Callable[..., Path]
     model = load(save(tied))
     assert is_tied(model.to(torch.bfloat16))
     assert is_tied(model.to_empty(device="cpu"))
+
+
+@pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
+@pytest.mark.parametrize("names", [(EMBEDDING,), (HEAD,), (EMBEDDING, HEAD)], ids="+".join)
+def test_a_state_dict_keeps_the_model_tied(
+    tied: Any,
+    make_reference: Callable[..., Any],
+    save: Callable[..., Path],
+    tokens: torch.Tensor,
+    logits_of: Callable[..., torch.Tensor],
+    names: tuple[str, ...],
+    assign: bool,
+):
+    model = load(save(tied))
+    other = make_reference(tie_word_embeddings=True, seed=1)
+    given = {k: v for k, v in other.state_dict().items() if k not in (EMBEDDING, HEAD)}
+    # Beside the embedding, another head is passed over.
+    matrix = other.lm_head.weight.detach()
+    given |= {name: matrix + number for number, name in enumerate(names)}
+    holder = torch.nn.ModuleDict({"decoder": model})
+    holder.load_state_dict({f"decoder.{k}": v for k, v in given.items()}, assign=assign)
+    assert is_tied(model)
+    torch.testing.assert_close(model(tokens), logits_of(other, tokens), rtol=0, atol=1e-4)
+
+
+def test_an_assigned_dtype_reaches_the_cache(tied: Any, save: Callable[..., Path]):
+    model = load(save(tied))
+    step = torch.tensor([[1]]), torch.tensor([0])
+    model.decode(*step)
+    narrow = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items()}
+    model.load_state_dict(narrow, assign=True)
+    assert model.decode(*step).dtype == torch.bfloat16
+    assert model.cache.rows[0][0].dtype == torch.bfloat16
+
+
+def test_a_head_that_was_untied_stays_so(tied: Any, save: Callable[..., Path]):
+    model = load(save(tied))
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() + 1)
+    model.load_state_dict(model.state_dict(), assign=True)
+    assert not torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)

@@ -159,6 +159,8 @@ class Decoder(Entries, nn.Module):
         self._frequencies = inverse_frequencies(config.rotary)
         self._cache: Cache | None = None
         self._backend: str | None = None
+        self._was_tied = config.tied
+        self.register_load_state_dict_post_hook(_tie_again)  # pyright: ignore[reportUnknownMemberType]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of whole sequences, without the cache.
@@ -209,12 +211,37 @@ class Decoder(Entries, nn.Module):
         super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
         if tied:
             head.weight = embedding.weight
+        self._settle()
+        self._cache = None
+        return self
+
+    def _settle(self) -> None:
+        """Brings the angles to where the parameters are."""
         frequencies = self._frequencies
         if frequencies.is_meta:
             frequencies = inverse_frequencies(self.config.rotary)
         self._frequencies = frequencies.to(self.model.norm.weight.device)
-        self._cache = None
-        return self
+
+    def _load_from_state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        self._was_tied = self.lm_head.weight is self.model.embed_tokens.weight
+        if self._was_tied:
+            # Either name will do and the embedding counts, as in `load`; this dictionary is a copy.
+            names = prefix + "model.embed_tokens.weight", prefix + "lm_head.weight"
+            given = [state_dict[name] for name in names if name in state_dict]
+            state_dict.update((name, given[0]) for name in names if given)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)  # pyright: ignore[reportUnknownMemberType]
+
+    def _after_state_dict(self) -> None:
+        weight = self.model.embed_tokens.weight
+        if self._was_tied:
+            self.lm_head.weight = weight
+        self._settle()
+        if self._cache is not None:
+            key = self._cache.rows[0][0]
+            if (key.dtype, key.device) != (weight.dtype, weight.device):
+                self._cache = None
 
     def compile_entries(self, backend: str) -> None:
         """Puts `forward` and `decode` behind torch.compile; copies of the model do so anew."""
@@ -234,3 +261,8 @@ class Decoder(Entries, nn.Module):
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]
         if self._backend is not None:
             self.compile_entries(self._backend)
+
+
+def _tie_again(model: Decoder, _keys: object) -> None:
+    """After `load_state_dict`, whose assign=True brings parameters from elsewhere."""
+    model._after_state_dict()  # pyright: ignore[reportPrivateUsage]

@@ -84,9 +84,10 @@ class Siblings(nn.Module):
 
     A group may be of one: `project` costs a token less than a call of the module.
 
-    Adjacency survives `to`, `half`, `deepcopy` and pickling. Where it doesn't hold, each linear is
-    called by itself: while a graph is recorded (which would keep the joined weight a second time),
-    when gradients are wanted, and when a sibling was replaced, wrapped or hooked.
+    Adjacency survives `to`, `half`, `deepcopy`, pickling and `load_state_dict`. Where it doesn't
+    hold, each linear is called by itself: while a graph is recorded (which would keep the joined
+    weight a second time), when gradients are wanted, and when a sibling was replaced, wrapped or
+    hooked.
     """
 
     siblings: ClassVar[tuple[tuple[str, ...], ...]] = ()
@@ -94,6 +95,7 @@ class Siblings(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._joins: dict[tuple[str, ...], _Join] = {}
+        self.register_load_state_dict_post_hook(_lay_again)  # pyright: ignore[reportUnknownMemberType]
 
     def project(self, names: tuple[str, ...], x: Tensor, width: int = 1) -> tuple[Tensor, ...]:
         """What the siblings make of x (T, K), in the order of `names`.
@@ -154,6 +156,11 @@ class Siblings(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]
         self.lay_adjacent()
+
+
+def _lay_again(module: Siblings, _keys: object) -> None:
+    """After `load_state_dict`, whose assign=True brings parameters from elsewhere."""
+    module.lay_adjacent()
 
 
 def _part(name: str, linear: Linear) -> _Part:
