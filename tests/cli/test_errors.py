@@ -62,6 +62,31 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.skipif(os.name == "nt", reason="has no SIGPIPE")
+def test_a_reader_that_goes_away_ends_an_answer_as_sigpipe_would(checkpoint: Path) -> None:
+    command = f"{sys.executable} -m linnet generate {checkpoint} hi --device cpu | head -c 1"
+    command += " >/dev/null; exit ${PIPESTATUS[0]}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs bash")
+@pytest.mark.parametrize("arguments", ["kernels", "generate {checkpoint} hi"])
+def test_a_closed_standard_output_is_one_line(checkpoint: Path, arguments: str) -> None:
+    command = f"{sys.executable} -m linnet {arguments.format(checkpoint=checkpoint)} >&-"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2
+    assert result.stderr == "error: standard output is closed; send it to a file or /dev/null\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs bash")
+def test_a_closed_standard_error_takes_nothing_from_the_answer(checkpoint: Path) -> None:
+    command = f"{sys.executable} -m linnet generate {checkpoint} hi --device cpu 2>&-"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0
+    assert result.stdout.endswith("\n")
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [

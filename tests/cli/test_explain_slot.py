@@ -33,3 +33,9 @@ def test_a_slot_comes_before_a_file_of_its_name(
     monkeypatch.chdir(folder)
     result = runner.invoke(app, ["explain", "linear", "--json"])
     assert json.loads(result.stdout)["slot"] == "linear"
+
+
+def test_an_empty_name_is_no_folder() -> None:
+    result = runner.invoke(app, ["explain", ""])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: an empty name is neither a slot (")

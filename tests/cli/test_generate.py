@@ -80,7 +80,16 @@ def test_a_chat_needs_a_template(checkpoint: Path) -> None:
         (["{checkpoint}", "hi", "--dtype", "int3"], "dtype 'int3' is none of"),
         (["{checkpoint}", "hi", "--temperature", "nan"], "temperature"),
         (["{checkpoint}", "hi", "--temperature", "1", "--top-p", "1.5"], "top_p must be"),
-        (["{checkpoint}", "x" * 500], "MaxSeq"),
+        (
+            ["{checkpoint}", "x" * 500],
+            "there is room for 128; make more for both it and an answer: --max-seq 756",
+        ),
+        (
+            ["{checkpoint}", "hi", "--max-seq", "1"],
+            "the prompt has 2 tokens and there is room for 1",
+        ),
+        (["{checkpoint}", "hi", "--max-seq", str(2**31)], "MaxSeq must be at most"),
+        (["", "hi"], "the source is an empty text"),
     ],
 )
 def test_a_mistake_is_one_line(checkpoint: Path, arguments: list[str], said: str) -> None:
@@ -89,6 +98,13 @@ def test_a_mistake_is_one_line(checkpoint: Path, arguments: list[str], said: str
     assert result.stderr.startswith("error: ")
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_room_for_prompt_and_answer_can_be_chosen(checkpoint: Path) -> None:
+    result = run(str(checkpoint), "x" * 130, "--max-seq", "132", "--json")
+    found = json.loads(result.stdout)
+    # The last token needs no room: it is not read again.
+    assert (found["prompt_tokens"], len(found["tokens"]), found["reason"]) == (130, 3, "cache")
 
 
 def test_a_folder_without_a_config_is_one_line(tmp_path: Path) -> None:

@@ -99,6 +99,14 @@ def generate_command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the model is asked.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to answer.")] = 256,
+    max_seq: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default=False,
+            help="Tokens of prompt and answer together; the model's own, at most 8192, by default.",
+        ),
+    ] = None,
     temperature: Annotated[
         float, typer.Option(help="0 always takes the likeliest token; above, it draws.")
     ] = 0.0,
@@ -141,6 +149,7 @@ def generate_command(
         dtype=dtype,
         device=device,
         chat=chat,
+        max_seq=max_seq,
     )
     answer(request, json)
 

@@ -1,6 +1,7 @@
 """One line on standard error in place of a traceback, and for a warning."""
 
 import io
+import os
 import sys
 import warnings
 from typing import Any
@@ -11,6 +12,9 @@ from typer.core import TyperGroup
 FAILED = 2
 """The exit status after an error; 1 is left for `linnet kernels --diff` finding a difference."""
 
+READER_GONE = 141
+"""What shells show for a program that SIGPIPE ended: no error, and not the 1 of a difference."""
+
 
 class Commands(TyperGroup):
     """The commands, with errors and warnings told in one line each."""
@@ -19,8 +23,13 @@ class Commands(TyperGroup):
         """Runs the command.
 
         Raises:
-            typer.Exit: with `FAILED` after an error, which is printed.
+            typer.Exit: with `FAILED` after an error, which is printed, or with `READER_GONE`.
         """
+        if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+            typer.echo("error: standard output is closed; send it to a file or /dev/null", err=True)
+            raise typer.Exit(FAILED)
         for stream in (sys.stdout, sys.stderr):
             # A terminal that can't show a character shows another, rather than end an answer.
             if isinstance(stream, io.TextIOWrapper):
@@ -30,7 +39,10 @@ class Commands(TyperGroup):
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # the reader has gone (`linnet kernels | head`), which typer takes as the end
+            # The reader has gone, as in `linnet kernels | head`. What is still buffered for it goes
+            # nowhere, or Python would complain when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(READER_GONE) from None
         except (OSError, ValueError, LookupError, TypeError, ImportError, RuntimeError) as error:
             if type(error).__module__.partition(".")[0] in ("click", "typer"):
                 raise  # exits and usage errors, which have their own way out

@@ -160,9 +160,10 @@ def show_model(source: str, device: str | None, dtype: str | None, as_json: bool
     """Prints every slot call of a prompt's pass and of the decoding step after it."""
     where = device_named(device)
     path = located(source)
-    if "/" not in path and not Path(path).exists():
+    if not path or ("/" not in path and not Path(path).exists()):
+        asked, slots = source or "an empty name", ", ".join(sorted(slot_names()))
         raise ValueError(
-            f"{source} is neither a slot ({', '.join(sorted(slot_names()))}) nor a model: "
+            f"{asked} is neither a slot ({slots}) nor a model: "
             "a model is a Hugging Face folder, a .gguf file or a Hub id (owner/name)"
         )
     model = load(path, device=where, dtype=dtype)

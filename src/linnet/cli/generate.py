@@ -12,7 +12,7 @@ import linnet.kernels as kernels
 from linnet.cli.device import device_named
 from linnet.cli.screen import console
 from linnet.cli.source import located
-from linnet.models.generate import Generation, Sampling, generate
+from linnet.models.generate import Generation, PromptTooLongError, Sampling, generate
 from linnet.models.load import load
 from linnet.models.tokenizer import load_tokenizer
 
@@ -37,6 +37,7 @@ class Request:
     dtype: str | None
     device: str | None
     chat: bool | None
+    max_seq: int | None
 
     def __post_init__(self) -> None:
         if not self.temperature and (self.top_k is not None or self.top_p is not None):
@@ -52,20 +53,27 @@ def answer(request: Request, as_json: bool) -> None:
     """Streams the answer to standard output, the figures to standard error; or one JSON object."""
     path, device = located(request.model), device_named(request.device)
     tokenizer = load_tokenizer(path)
-    model = load(path, device=device, dtype=request.dtype)
+    generics = None if request.max_seq is None else {"MaxSeq": request.max_seq}
+    model = load(path, device=device, dtype=request.dtype, generics=generics)
     before = kernels.history()
     chat = tokenizer.template is not None if request.chat is None else request.chat
-    result = generate(
-        model,
-        [{"role": "user", "content": request.prompt}] if chat else request.prompt,
-        tokenizer=tokenizer,
-        max_new_tokens=request.max_new_tokens,
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        seed=request.seed,
-        on_token=None if as_json else lambda _, text: _write(text),
-    )
+    try:
+        result = generate(
+            model,
+            [{"role": "user", "content": request.prompt}] if chat else request.prompt,
+            tokenizer=tokenizer,
+            max_new_tokens=request.max_new_tokens,
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            seed=request.seed,
+            on_token=None if as_json else lambda _, text: _write(text),
+        )
+    except PromptTooLongError as error:
+        raise ValueError(
+            f"the prompt has {error.tokens} tokens and there is room for {error.longest}; make "
+            f"more for both it and an answer: --max-seq {error.tokens + request.max_new_tokens}"
+        ) from None
     ran = calls_since(before.calls, kernels.history().calls)
     dtype = str(model.lm_head.weight.dtype).removeprefix("torch.")
     if as_json:

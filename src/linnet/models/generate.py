@@ -100,6 +100,17 @@ class Sampling:
         return made
 
 
+class PromptTooLongError(ValueError):
+    """A prompt of more tokens than the model's cache has positions."""
+
+    def __init__(self, tokens: int, longest: int) -> None:
+        super().__init__(
+            f"the prompt has {tokens} tokens, the model's MaxSeq is {longest}; "
+            "load it with generics={'MaxSeq': ...}"
+        )
+        self.tokens, self.longest = tokens, longest
+
+
 def generate(
     model: Decoder,
     prompt: Prompt,
@@ -204,10 +215,7 @@ def _prompt_ids(model: Decoder, prompt: Prompt, tokenizer: Tokenizer | None) -> 
         if type(number) is not int or not 0 <= number < size:
             raise ValueError(f"the prompt holds {number!r}; expected ids from 0 to {size - 1}")
     if len(ids) > model.generics.longest:
-        raise ValueError(
-            f"the prompt has {len(ids)} tokens, the model's MaxSeq is {model.generics.longest}; "
-            "load it with generics={'MaxSeq': ...}"
-        )
+        raise PromptTooLongError(len(ids), model.generics.longest)
     return ids
 
 

@@ -29,6 +29,10 @@ def locate(source: str | Path, *, need: Need) -> Path:
         CheckpointError: Something that linnet doesn't read is there.
     """
     text = os.fspath(source)
+    if not text:  # as a path it would be the working directory
+        raise FileNotFoundError(
+            "the source is an empty text; pass a Hugging Face folder, a .gguf file or a Hub id"
+        )
     try:
         path = Path(text).expanduser()
         path.exists()
