@@ -39,6 +39,11 @@ def draw(**settings):
     return (zeros(2, 9, device=settings.pop("device", "cpu")), index, index), settings
 
 
+def windows(dtype=torch.float32, bias=None, device="cpu"):
+    query = zeros(4, 2, 9, 8, dtype=dtype, device=device)
+    return (query, query, query, bias and zeros(1, 2, 9, 9, dtype=bias, device=device)), {}
+
+
 def plain(*tensors, **settings):
     return tensors, settings
 
@@ -71,6 +76,20 @@ REFUSALS = [
      "needs a float dtype of 16, 32 or 64 bits, not torch.float8_e4m3fn"),
     ("window_attention", "sdpa", plain(*[zeros(2, 1, 4, 8, dtype=half)] * 3, zeros(1, 1, 4, 4)),
      "needs a bias in query's dtype, not torch.float32 with torch.bfloat16"),
+    ("linear", "torch", plain(zeros(2, 8, dtype=half), zeros(4, 8), None),
+     "needs x and weight of one dtype, not torch.bfloat16 and torch.float32"),
+    ("linear", "torch", plain(zeros(2, 8), zeros(4, 8, device="meta"), None),
+     "needs x and weight on one device, not cpu and meta"),
+    ("linear", "torch", plain(zeros(2, 8), zeros(8), None),
+     "needs x of one dimension or more and weight of two, not 2 and 1"),
+    ("linear", "torch", plain(zeros(2, 8), zeros(4, 8), zeros(4, dtype=half)),
+     "needs a bias of one dimension in torch.float32 on cpu"),
+    ("window_attention", "sdpa", windows(device="meta"),
+     "needs tensors on a CPU or CUDA device, not meta"),
+    ("window_attention", "sdpa", windows(dtype=torch.int32),
+     "needs a float dtype of 16, 32 or 64 bits, not torch.int32"),
+    ("window_attention", "sdpa", windows(bias=half),
+     "needs a bias in query's dtype, not torch.bfloat16 with torch.float32"),
     ("decode_attention", "sdpa", decode(softcap=3.0),
      "it has no parameter softcap, which the call gives"),
     ("decode_attention", "sdpa", decode(key_scale=0.5),
