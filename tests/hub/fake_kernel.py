@@ -22,6 +22,7 @@ def _sampled(value, shapes, starts, locations, weights):
                 inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
                 place = torch.where(inside, row * width + column, torch.zeros_like(row)).long()
                 cell = value[b, start + place, h]
+                cell = torch.where(inside.unsqueeze(-1), cell, torch.zeros_like(cell))
                 share = torch.where(inside, share * weights[:, :, :, level], torch.zeros_like(x))
                 out = out + (cell * share.unsqueeze(-1)).sum(3)
     return out.flatten(2)

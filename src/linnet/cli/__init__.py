@@ -55,8 +55,13 @@ def main(
 # `linnet --help` answers at once.
 
 
-@app.command("kernels")
+kernels_app = typer.Typer(invoke_without_command=True)
+app.add_typer(kernels_app, name="kernels")
+
+
+@kernels_app.callback()
 def kernels_command(
+    context: typer.Context,
     device: Device = None,
     json: Json = False,
     diff: Annotated[
@@ -68,12 +73,38 @@ def kernels_command(
 
     The exit status is 0; with --diff it is 1 where a slot runs something else here. 2 is an error.
     """
+    if context.invoked_subcommand is not None:
+        if device is not None or json or diff is not None:
+            raise typer.BadParameter(f"give options after {context.invoked_subcommand!r}")
+        return
     from linnet.cli.kernels import show, show_differences
 
     if diff is None:
         show(device, json)
     elif show_differences(device, diff, json):
         raise typer.Exit(1)
+
+
+@kernels_app.command("prefetch")
+def prefetch_command(device: Device = None) -> None:
+    """Fetch and check now what first calls would otherwise load, such as kernels of the Hub."""
+    from linnet.cli.hub import prefetch
+
+    prefetch(device)
+
+
+@kernels_app.command("verify")
+def verify_command(
+    slot: Annotated[str, typer.Argument(metavar="SLOT", help="A slot with a kernel of the Hub.")],
+    device: Device = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write the evidence into linnet's pins.toml too.")
+    ] = False,
+) -> None:
+    """Run the parity suite on a slot's kernel of the Hub, on this GPU, and keep the evidence."""
+    from linnet.cli.hub import verify
+
+    verify(slot, device, record)
 
 
 @app.command("explain")

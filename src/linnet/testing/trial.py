@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import linnet.kernels as kernels
+from linnet.kernels.implementation import Failure
 from linnet.kernels.slot import Slot
 from linnet.testing.cases import Case, Cases, Inputs
 
@@ -43,7 +44,10 @@ class Trial:
 
     def skip_if_refused(self, built: Inputs) -> None:
         """Skip, with the reason, where the implementation would not be chosen."""
-        refusal = self.implementation.available(self.device)
+        # What it loads before its first call is part of it; one that fails there fails the test.
+        refusal = self.implementation.ready(self.device)
+        if isinstance(refusal, Failure):
+            pytest.fail(f"{self.implementation.name}: {refusal.reason}", pytrace=False)
         refusal = refusal or self.implementation.refusal(*built.args, **built.kwargs)
         # A refusal is falsy by design.
         if refusal is not None:
