@@ -210,3 +210,19 @@ def test_compile_works_before_and_after_an_operator_of_linnets_was_defined():
     gc.collect()
     compiled = torch.compile(lambda x: kernels.linear(x, weight) * 2, fullgraph=True)
     torch.testing.assert_close(compiled(x), (x @ weight.T + 1) * 2)
+
+
+def test_explain_inside_a_trace_names_the_rule(slot):
+    slot.add("one", 1)
+    told = []
+
+    def run(x):
+        told.append(kernels.explain(slot.name, x))
+        return slot.call(x)
+
+    run(torch.ones(3))
+    torch.jit.trace(run, (torch.ones(3),), check_trace=False)
+    assert [each.chosen for each in told] == ["one", "reference"]
+    assert told[1].candidates[0].reason == (
+        "torch.jit.trace and the ONNX exporter record the reference's operations"
+    )

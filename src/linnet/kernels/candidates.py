@@ -94,6 +94,11 @@ def verdicts(
         names = choice.names
         order = {each: names.index(each.name) for each, _ in found if each.name in names}
         found.sort(key=lambda pair: order.get(pair[0], len(names)))
+    graph = _graph_under_way()
+    if graph is not None and not state.opaque:
+        for place, (each, _) in enumerate(found):
+            found[place] = (each, None if each is slot.reference else Refusal(graph))
+        return found
     lost = unmet(slot, state, device)
     if lost is not None and (args is None or refused_inputs(slot, lost, args) is None):
         why = _asks_for(slot, state, lost)
@@ -105,6 +110,16 @@ def verdicts(
         (each, refused_inputs(slot, each, args) if refusal is None else refusal)
         for each, refusal in found
     ]
+
+
+def _graph_under_way() -> str | None:
+    """Why a call made now would be written down as the reference's operations, if it would."""
+    jit: Any = torch.jit
+    if jit.is_tracing():
+        return "torch.jit.trace and the ONNX exporter record the reference's operations"
+    if torch.compiler.is_exporting():
+        return "torch.export records the reference's operations"
+    return None
 
 
 def _asks_for(slot: Slot, state: State, asked: Implementation) -> Refusal:
