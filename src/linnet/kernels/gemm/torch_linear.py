@@ -14,7 +14,8 @@ _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> object:
     if x.dtype not in _FLOATING or weight.dtype != x.dtype:
-        return Refusal(f"needs x and weight of one dtype, not {x.dtype} and {weight.dtype}")
+        dtypes = f"{x.dtype} and {weight.dtype}"
+        return Refusal(f"needs x and weight of one floating dtype, not {dtypes}")
     if weight.device != x.device:
         return Refusal(f"needs x and weight on one device, not {x.device} and {weight.device}")
     if x.dim() < 1 or weight.dim() != 2:
