@@ -67,7 +67,12 @@ ms_deform_attn = define(
 fake_quant_fp8 = define(
     "fake_quant_fp8",
     reference.fake_quant_fp8,
-    builtins=(Builtin("exponent", "linnet.kernels.quant.exponent"),),
+    builtins=(
+        Builtin("exponent", "linnet.kernels.quant.exponent"),
+        Builtin(
+            "triton", "linnet.kernels.quant.fake_quant_triton", needs=("triton",), device="cuda"
+        ),
+    ),
 )
 
 rms_norm = define("rms_norm", reference.rms_norm, builtins=_TORCH_OPS)
