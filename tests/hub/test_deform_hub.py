@@ -45,6 +45,37 @@ def test_each_launch_has_at_most_the_kernels_step(made, inputs):
     assert made.kernel.module.calls["forward"] == before + 3
 
 
+def test_large_images_come_in_parts_that_32_bits_can_count(made, inputs, monkeypatch):
+    from linnet.kernels.attention import deform_hub
+
+    given = inputs(5)
+    kernels.ms_deform_attn(*given)
+    before = dict(made.kernel.module.calls)
+    largest = given[0][0].numel()
+    monkeypatch.setattr(deform_hub, "LARGEST", 2 * largest + 1)
+    mine = given[0].clone().requires_grad_()
+    out = kernels.ms_deform_attn(mine, *given[1:])
+    out.sum().backward()
+    assert made.kernel.module.calls == {name: count + 3 for name, count in before.items()}
+    torch.testing.assert_close(out, reference.ms_deform_attn(*given), rtol=1e-4, atol=1e-5)
+    assert mine.grad.shape == mine.shape
+    monkeypatch.setattr(deform_hub, "LARGEST", largest - 1)
+    assert explained(*given).reason == "counts in 32 bits, and one image has more numbers than that"
+
+
+@pytest.mark.parametrize("large", [0, 2, 3])
+def test_an_image_of_more_numbers_than_32_bits_count_is_refused(made, inputs, large):
+    """Whichever of value, locations and weights (of as many queries) is large."""
+    given = list(inputs())
+    sizes = list(given[large].shape)
+    sizes[1] = 2**31 // 16
+    given[large] = given[large][:, :1].expand(sizes)
+    if large:
+        other = 5 - large
+        given[other] = given[other][:, :1].expand(2, sizes[1], *given[other].shape[2:])
+    assert made.accepts(*given).reason.startswith("counts in 32 bits")
+
+
 def test_shapes_may_be_a_tensor_and_inputs_strided(made, inputs):
     value, levels, where, share = inputs()
     expected = reference.ms_deform_attn(value, levels, where, share)

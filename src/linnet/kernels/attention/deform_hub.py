@@ -24,8 +24,10 @@ from linnet.kernels.hub.snapshot import HubError
 PIN = pin_of("ms_deform_attn")
 
 STEP = 64
-"""The most images in one launch. The kernel wants a batch that is a multiple of its step, and
-counts elements in 32 bits; parts of at most its usual step fit both."""
+"""The most images in one launch: the kernel wants a batch that is a multiple of its step."""
+
+LARGEST = 2**31 - 1
+"""The most numbers of one tensor in one launch: the kernel counts them in 32 bits."""
 
 _forward_ad: Any = forward_ad
 
@@ -80,6 +82,8 @@ class HubKernel:
             return Refusal("needs floating locations and weights: it interpolates between cells")
         if value.dim() != 4 or sampling_locations.dim() != 6 or attention_weights.dim() != 5:
             return Refusal("needs value, locations and weights of four, six and five dimensions")
+        if _numbers_per_image(value, sampling_locations) > LARGEST:
+            return Refusal("counts in 32 bits, and one image has more numbers than that")
         if _forward_ad._current_level >= 0:
             return Refusal("has no forward-mode derivative")
         if torch.are_deterministic_algorithms_enabled():
@@ -173,9 +177,17 @@ class _Gradients(torch.autograd.Function):
 
 
 def _parts(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
-    """The tensors in parts of their batch, each of at most the kernel's step."""
-    bounds = range(0, tensors[0].shape[0], STEP)
-    return [tuple(each[start : start + STEP] for each in tensors) for start in bounds]
+    """Value, locations and the rest in parts of their batch, each as large as a launch may be."""
+    step = max(1, min(STEP, LARGEST // _numbers_per_image(*tensors[:2])))
+    bounds = range(0, tensors[0].shape[0], step)
+    return [tuple(each[start : start + step] for each in tensors) for start in bounds]
+
+
+def _numbers_per_image(value: Tensor, locations: Tensor) -> int:
+    """How many numbers one image has in the largest of value, output and locations."""
+    _, places, heads, channels = value.shape
+    _, queries, _, levels, points, _ = locations.shape
+    return heads * max(places * channels, queries * channels, 2 * queries * levels * points)
 
 
 def _levels(shapes: Shapes, device: torch.device) -> tuple[Tensor, Tensor]:
