@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import threading
 import time
 
@@ -81,6 +82,36 @@ def test_a_cold_cache_while_the_hub_is_down_falls_within_seconds(hub, hub_on_cpu
     assert out.equal(kernels.implementations("ms_deform_attn")[-2](*inputs()))
     assert len(warned) == 1
     assert f"can't list the builds of {PIN.repository} from {hub.endpoint}" in warned[0]
+
+
+def test_a_hub_that_does_not_answer_is_given_up_in_time(hub_on_cpu, call, monkeypatch):
+    """It takes connections and stays silent: no request may go out beside the one that waits."""
+    from huggingface_hub import constants
+
+    from linnet.kernels.hub import fetch
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(fetch, "ANSWER", 0.5)
+        monkeypatch.delenv("HF_HUB_ETAG_TIMEOUT", raising=False)
+        hub_on_cpu()
+        began = time.monotonic()
+        _, warned, error = call()
+    assert time.monotonic() - began < 2.5
+    assert error == ""
+    assert "can't list the builds" in warned[0]
+    assert "ReadTimeout" in warned[0]
+
+
+def test_the_token_goes_along_unless_it_may_not(monkeypatch):
+    from huggingface_hub import constants
+
+    from linnet.kernels.hub.fetch import _headers
+
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert _headers()["authorization"] == "Bearer hf_secret"
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+    assert "authorization" not in _headers()
 
 
 def test_a_revision_that_is_gone_is_told(serve, hub_on_cpu, call, tmp_path):

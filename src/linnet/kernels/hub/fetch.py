@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from linnet import __version__
 from linnet.kernels import progress
 from linnet.kernels.hub.pins import Pin
 from linnet.kernels.hub.snapshot import HubError, cached, caches, fitting
@@ -91,7 +92,7 @@ class _Locked:
 def _builds(pin: Pin) -> list[str]:
     """The names of the builds of a revision: one request, without the client's long retries."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+    from huggingface_hub.utils import get_session, hf_raise_for_status
 
     url = f"{constants.ENDPOINT}/api/kernels/{pin.repository}/tree/{pin.revision}/build"
     set_here = "HF_HUB_ETAG_TIMEOUT" in os.environ
@@ -99,7 +100,7 @@ def _builds(pin: Pin) -> list[str]:
 
     def ask() -> list[str]:
         answer: Any = get_session().get(
-            url, headers=build_hf_headers(), params={"recursive": "false"}, timeout=timeout
+            url, headers=_headers(), params={"recursive": "false"}, timeout=timeout
         )
         hf_raise_for_status(answer)
         return [
@@ -109,6 +110,15 @@ def _builds(pin: Pin) -> list[str]:
         ]
 
     return _told(pin, "list the builds of", ask)
+
+
+def _headers() -> dict[str, str]:
+    """Who asks. The client's own function for these asks the Hub first which agents there are."""
+    from huggingface_hub import constants, get_token
+
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    granted = {} if token is None else {"authorization": f"Bearer {token}"}
+    return {"user-agent": f"linnet/{__version__}", **granted}
 
 
 def _download(pin: Pin, build: str, cache: Path) -> None:
