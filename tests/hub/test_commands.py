@@ -20,9 +20,12 @@ def linnet(*arguments):
     return found.exit_code, " ".join(found.output.split())
 
 
-def report(tests=3, skipped=1, failures=0, errors=0):
+def report(tests=3, skipped=1, failures=0, errors=0, ran="test_value_is_the_oracles"):
     counts = f'tests="{tests}" skipped="{skipped}" failures="{failures}" errors="{errors}"'
-    return f"<testsuites><testsuite {counts}/></testsuites>"
+    skips = '<skipped message="hub refuses: no build"/>'
+    cases = f'<testcase name="test_value_is_the_oracles[a]">{skips}</testcase>'
+    cases += f'<testcase name="{ran}[b]"/>'
+    return f"<testsuites><testsuite {counts}>{cases}</testsuite></testsuites>"
 
 
 def test_prefetch_prints_what_became_of_each(serve, hub_on_cpu, tmp_path):
@@ -107,7 +110,11 @@ def test_verify_keeps_the_evidence_and_records_it_when_asked(monkeypatch, tmp_pa
         (report(failures=1), 1, "fails: 1 of 3 tests"),
         (report(errors=2), 0, "fails: 2 of 3 tests"),
         (report(), 1, "fails: 0 of 3 tests, pytest ended with 1"),
-        (report(skipped=3), 0, "all 3 tests were skipped"),
+        (
+            report(ran="test_refusals_carry_a_reason"),
+            0,
+            "ran in none of the 3 tests, which shows nothing: hub refuses: no build$",
+        ),
     ],
 )
 def test_a_run_that_shows_nothing_is_an_error(text, status, message):
@@ -119,8 +126,9 @@ def test_passed_tests_are_counted():
     assert commands.passed(report(), 0) == 2
 
 
-def test_the_parity_suite_passes_on_a_kernel_that_computes_right(child, tmp_path):
-    """The very suite that `verify` runs, on the kernel that runs on the CPU."""
+@pytest.fixture
+def suite(child, tmp_path):
+    """Runs the very suite that `verify` runs, on a kernel that runs on the CPU."""
     (tmp_path / "plugin.py").write_text(
         "from linnet.kernels.attention import deform_hub\n"
         "deform_hub.add(device='cpu', replace=True)\n"
@@ -134,6 +142,21 @@ def test_the_parity_suite_passes_on_a_kernel_that_computes_right(child, tmp_path
     ))
     out["calls"] = deform_hub.add(device="cpu", replace=True) is not None
     """
-    local = f"{PIN.repository}={build(tmp_path / 'mine')}"
-    out = child.run(program, LOCAL_KERNELS=local, PLUGIN=str(tmp_path))
-    assert commands.passed((tmp_path / "out.xml").read_text(), out["status"]) > 40
+
+    def run(**variables):
+        out = child.run(program, PLUGIN=str(tmp_path), **variables)
+        return commands.passed((tmp_path / "out.xml").read_text(), out["status"])
+
+    return run
+
+
+def test_the_parity_suite_passes_on_a_kernel_that_computes_right(suite, tmp_path):
+    assert suite(LOCAL_KERNELS=f"{PIN.repository}={build(tmp_path / 'mine')}") > 40
+
+
+def test_a_suite_that_passes_without_ever_running_the_kernel_shows_nothing(suite, serve, tmp_path):
+    hub = serve(build(tmp_path / "served", variant="torch29-cxx11-cu126-x86_64-linux"))
+    with pytest.raises(RuntimeError, match=r"shows nothing: .*deformable-detr has no build for"):
+        suite(HF_ENDPOINT=hub.endpoint)
+    with pytest.raises(RuntimeError, match=r"shows nothing: .*LINNET_HUB_KERNELS=0 leaves out"):
+        suite(LINNET_HUB_KERNELS="0")

@@ -48,8 +48,8 @@ class Trial:
         refusal = self.implementation.ready(self.device)
         if isinstance(refusal, Failure):
             pytest.fail(f"{self.implementation.name}: {refusal.reason}", pytrace=False)
-        refusal = refusal or self.implementation.refusal(*built.args, **built.kwargs)
-        # A refusal is falsy by design.
+        if refusal is None:  # a refusal is falsy by design
+            refusal = self.implementation.refusal(*built.args, **built.kwargs)
         if refusal is not None:
             pytest.skip(f"{self.implementation.name} refuses: {refusal.reason}")
 
