@@ -64,8 +64,8 @@ HUB_KERNELS = Variable(
     values="1, true, on, yes or 0, false, off, no",
     default="1",
     meaning=(
-        "Off: compiled kernels are never fetched from the Hugging Face Hub, even where the extra "
-        "`hub-kernels` is installed."
+        "Off: no compiled kernel from the Hugging Face Hub is fetched or used, not even one in the "
+        "cache, where the extra `hub-kernels` is installed."
     ),
 )
 HOME = Variable(
@@ -73,7 +73,10 @@ HOME = Variable(
     kind="folder",
     values="an absolute path, or one that begins with `~`; it need not exist yet",
     default="`$XDG_CACHE_HOME/linnet`, else `~/.cache/linnet`",
-    meaning="Where linnet keeps what it measures on this machine.",
+    meaning=(
+        "Where linnet keeps what it measures and checks on this machine, and kernels from the Hub "
+        "where their cache can't be written."
+    ),
 )
 
 VARIABLES = (KERNELS, STRICT, HUB_KERNELS, HOME)
