@@ -163,6 +163,21 @@ def test_a_corrupt_file_is_named_and_never_loaded(warm, hub_on_cpu, call):
     assert made.kernel is None
 
 
+def test_a_shared_library_that_was_cut_short_is_named_and_never_loaded(hub, hub_on_cpu, call):
+    """The Hub keeps these in its large storage, under another kind of hash."""
+    library = hub.root / "build" / UNIVERSAL / "_ops.abi3.so"
+    library.write_bytes(bytes(range(256)) * 40)
+    made = hub_on_cpu()
+    assert call()[1:] == ([], "")
+    blob = (made.kernel.build / library.name).resolve()
+    assert len(blob.name) == 64
+    with blob.open("r+b") as opened:
+        opened.truncate(5000)
+    made = hub_on_cpu()
+    assert f"the file {blob} is corrupt: _ops.abi3.so of the kernel hashes to" in call()[1][0]
+    assert made.kernel is None
+
+
 @pytest.mark.parametrize("lost", ["file", "blob", "listed"])
 def test_a_half_filled_cache_is_not_taken_for_whole(warm, hub_on_cpu, call, lost, tmp_path):
     """After an interrupted download: a file that isn't there, a link to nothing, no listing."""
