@@ -12,7 +12,7 @@ SOURCE = ROOT / "src" / "linnet"
 
 # A name may import itself and the rows above its own, never a neighbour or a row below.
 LAYERS = (
-    ("env",),
+    ("atomic", "env"),
     ("reference",),
     ("kernels",),
     ("models", "quant"),

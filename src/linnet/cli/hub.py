@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from linnet import env, kernels
+from linnet import atomic, env, kernels
 from linnet.cli.device import device_named
 from linnet.cli.screen import console
 from linnet.kernels.hub.load import local_kernels
@@ -161,8 +161,5 @@ def evidence_of(pin: Pin, device: torch.device, count: int) -> Evidence:
 def keep(pin: Pin, evidence: Evidence) -> Path:
     """Writes evidence under LINNET_HOME, in place of what is there for the slot."""
     file = env.home() / "hub-evidence" / f"{pin.slot}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(dataclasses.asdict(evidence), indent=2) + "\n", "utf-8")
-    temporary.replace(file)
+    atomic.write_text(file, json.dumps(dataclasses.asdict(evidence), indent=2) + "\n")
     return file

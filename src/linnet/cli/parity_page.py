@@ -20,7 +20,6 @@ def table() -> str:
         "|" + " --- |" * 11,
     ]
     for row in records.read():
-        on = row.family in records.ALWAYS or (row.bytes_equal and row.speed_ratio >= 1)
         cells = (
             row.family,
             row.device,
@@ -31,7 +30,7 @@ def table() -> str:
             f"{row.max_difference:.3g}",
             f"{row.relative_difference:.3g}",
             f"{row.speed_ratio:.3g}",
-            "yes" if on else "no",
+            "yes" if row.on else "no",
             row.date,
         )
         lines.append("| " + " | ".join(cells) + " |")

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from linnet import atomic
+
 FILE = Path(__file__).parents[1] / "pins.toml"
 
 _REVISION = re.compile(r"[0-9a-f]{40}")
@@ -68,18 +70,22 @@ def pins(file: Path = FILE) -> tuple[Pin, ...]:
     Raises:
         PinError: a row is wrong, or a slot has two.
     """
+    return _parsed(file.read_text("utf-8"), file.name)
+
+
+def _parsed(text: str, name: str) -> tuple[Pin, ...]:
     try:
-        found = tomllib.loads(file.read_text("utf-8"))
+        found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise PinError(f"{file.name} is no TOML: {error}") from None
+        raise PinError(f"{name} is no TOML: {error}") from None
     rows = found.pop("kernel", [])
     if found or not isinstance(rows, list):
-        raise PinError(f"{file.name} holds [[kernel]] tables, not {min(found, default='kernel')!r}")
-    made = tuple(_pin(file, row) for row in cast("list[dict[str, Any]]", rows))
+        raise PinError(f"{name} holds [[kernel]] tables, not {min(found, default='kernel')!r}")
+    made = tuple(_pin(name, row) for row in cast("list[dict[str, Any]]", rows))
     slots = [pin.slot for pin in made]
     twice = {slot for slot in slots if slots.count(slot) > 1}
     if twice:
-        raise PinError(f"{file.name} pins {min(twice)} twice: leave one row for a slot")
+        raise PinError(f"{name} pins {min(twice)} twice: leave one row for a slot")
     return made
 
 
@@ -90,7 +96,11 @@ def pin_of(slot: str, file: Path = FILE) -> Pin:
         LookupError: it has none.
         PinError: the file is wrong.
     """
-    known = {pin.slot: pin for pin in pins(file)}
+    return _of(slot, pins(file))
+
+
+def _of(slot: str, found: tuple[Pin, ...]) -> Pin:
+    known = {pin.slot: pin for pin in found}
     if slot not in known:
         raise LookupError(
             f"no kernel of the Hub is pinned for {slot!r}; there are: {', '.join(sorted(known))}"
@@ -98,8 +108,8 @@ def pin_of(slot: str, file: Path = FILE) -> Pin:
     return known[slot]
 
 
-def _pin(file: Path, row: dict[str, Any]) -> Pin:
-    where = f"{file.name}, the row of {row.get('slot', 'a kernel without a slot')}"
+def _pin(name: str, row: dict[str, Any]) -> Pin:
+    where = f"{name}, the row of {row.get('slot', 'a kernel without a slot')}"
     rows = row.pop("verified", [])
     _texts(where, row, Pin, ("slot", "repository", "revision", "license"))
     if not _REVISION.fullmatch(row["revision"]):
@@ -148,31 +158,22 @@ def record(slot: str, evidence: Evidence, file: Path = FILE) -> None:
         LookupError: the slot has no pin.
         PinError: the evidence is of another revision, or the file is wrong.
     """
-    pin = pin_of(slot, file)
+    before = file.read_text("utf-8")
+    found = _parsed(before, file.name)
+    pin = _of(slot, found)
     if evidence.revision != pin.revision:
         raise PinError(f"the evidence is of {evidence.revision}, and {slot} is at {pin.revision}")
-    lines = file.read_text("utf-8").splitlines()
+    lines = before.splitlines()
     starts = [number for number, line in enumerate(lines) if line.strip() == "[[kernel]]"]
-    begin = starts[[each.slot for each in pins(file)].index(slot)]
+    begin = starts[found.index(pin)]
     end = min((start for start in starts if start > begin), default=len(lines))
     # Comments that stand before the next table belong to it.
     while end > begin + 1 and lines[end - 1].lstrip().startswith("#") and end < len(lines):
         end -= 1
     kept = _without(lines[begin:end], evidence)
     text = "\n".join([*lines[:begin], *kept, "", *_table(evidence), *_rest(lines[end:])]) + "\n"
-    _check_text(text, file, slot, evidence)
-    temporary = file.with_name(f".{file.name}.new")
-    temporary.write_text(text, "utf-8")
-    temporary.replace(file)
-
-
-def _check_text(text: str, file: Path, slot: str, evidence: Evidence) -> None:
-    temporary = file.with_name(f".{file.name}.checked")
-    temporary.write_text(text, "utf-8")
-    try:
-        assert evidence in pin_of(slot, temporary).verified
-    finally:
-        temporary.unlink()
+    assert evidence in _of(slot, _parsed(text, file.name)).verified
+    atomic.write_text(file, text)
 
 
 def _rest(lines: list[str]) -> list[str]:

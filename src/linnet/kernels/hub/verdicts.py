@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from linnet import env
+from linnet import atomic, env
 from linnet.kernels.hub.pins import Pin
 
 FORMAT = 1
@@ -67,15 +67,9 @@ def kept(pin: Pin, device: torch.device) -> Verdict | None:
 
 def keep(pin: Pin, device: torch.device, problem: str) -> None:
     """Keeps what a check found. Where nothing can be written, the next process checks again."""
-    file = file_of(pin, device)
     text = json.dumps(dataclasses.asdict(_verdict(pin, device, problem)), indent=2) + "\n"
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, "utf-8")
-        temporary.replace(file)
-    except OSError:
-        return
+    with contextlib.suppress(OSError):
+        atomic.write_text(file_of(pin, device), text)
 
 
 def _verdict(pin: Pin, device: torch.device, problem: str) -> Verdict:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from linnet import atomic
+
 PATH = Path(__file__).parents[1] / "parity.toml"
 ALWAYS = ("vit", "deit")
 """Families that are on whatever was measured, as they are upstream."""
@@ -52,6 +54,11 @@ class Row:
     speed_ratio: float
     date: str
     sources: str
+
+    @property
+    def on(self) -> bool:
+        """Whether fused attention runs by this record: the same bytes, and not slower."""
+        return self.family in ALWAYS or (self.bytes_equal and self.speed_ratio >= 1)
 
 
 def torch_minor() -> str:
@@ -112,7 +119,7 @@ def write(rows: list[Row], path: Path = PATH) -> None:
     kept = {_key(row): row for row in (read(path) if path.exists() else [])}
     kept.update({_key(row): row for row in rows})
     tables = ["\n".join(("", "[[row]]", *_lines(kept[key]))) for key in sorted(kept)]
-    path.write_text(_HEADER + "\n".join(tables) + ("\n" if tables else ""), "utf-8")
+    atomic.write_text(path, _HEADER + "\n".join(tables) + ("\n" if tables else ""))
     _table.cache_clear()
 
 
@@ -150,7 +157,7 @@ def recommended(family: str, device: torch.device, dtype: torch.dtype) -> bool:
     name = str(dtype).removeprefix("torch.")
     version = transformers_version(family)
     row = _table().get((family, device_name(device), name, torch_minor(), version))
-    return row is not None and row.bytes_equal and row.speed_ratio >= 1
+    return row is not None and row.on
 
 
 # Dynamo runs a function marked so while it traces and takes its result for a constant.
