@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 from linnet.kernels import Refusal, register
 from linnet.kernels.attention.deform_check import problem_of
+from linnet.kernels.attention.deform_shapes import Shapes, host_pairs, require_fit
 from linnet.kernels.hub.first_use import require_right
 from linnet.kernels.hub.load import Kernel, allowed, load
 from linnet.kernels.hub.pins import pin_of
@@ -30,8 +31,6 @@ LARGEST = 2**31 - 1
 """The most numbers of one tensor in one launch: the kernel counts them in 32 bits."""
 
 _forward_ad: Any = forward_ad
-
-Shapes = Sequence[tuple[int, int]] | Tensor
 
 
 class HubKernel:
@@ -98,10 +97,13 @@ class HubKernel:
         attention_weights: Tensor,
     ) -> Tensor:
         """Sample each level at points; see `linnet.reference.ms_deform_attn`."""
-        _check(value, spatial_shapes, sampling_locations, attention_weights)
+        if not value.device == sampling_locations.device == attention_weights.device:
+            raise ValueError("ms_deform_attn: the tensors lie on different devices")
+        pairs = host_pairs(spatial_shapes)
+        require_fit(value, spatial_shapes, pairs, sampling_locations, attention_weights)
         if self.kernel is None:
             raise HubError("the kernel is not loaded: call the slot, or `Implementation.ready`")
-        shapes, starts = _levels(spatial_shapes, value.device)
+        shapes, starts = _levels(spatial_shapes, pairs, value.device)
         wide = [
             tensor.to(torch.float32).contiguous()
             for tensor in (value, sampling_locations, attention_weights)
@@ -190,13 +192,16 @@ def _numbers_per_image(value: Tensor, locations: Tensor) -> int:
     return heads * max(places * channels, queries * channels, 2 * queries * levels * points)
 
 
-def _levels(shapes: Shapes, device: torch.device) -> tuple[Tensor, Tensor]:
+def _levels(
+    shapes: Shapes, pairs: list[tuple[int, int]] | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """The levels' sizes (L, 2) and where each begins (L,), int64, on the device."""
-    if isinstance(shapes, Tensor) and shapes.device.type != "cpu":
-        sizes = shapes.to(device=device).contiguous()  # what lies on a GPU is not read
-        places = sizes.prod(1)
-        return sizes, places.cumsum(0) - places
-    return _kept_levels(tuple(_pairs(shapes)), device)
+    if pairs is not None:
+        return _kept_levels(tuple(pairs), device)
+    assert isinstance(shapes, Tensor)
+    sizes = shapes.to(device=device).contiguous()  # what lies on a GPU is not read
+    places = sizes.prod(1)
+    return sizes, places.cumsum(0) - places
 
 
 @functools.lru_cache(maxsize=64)
@@ -206,31 +211,6 @@ def _kept_levels(pairs: tuple[tuple[int, int], ...], device: torch.device) -> tu
     with torch.inference_mode(False):
         sizes = torch.tensor(pairs, dtype=torch.int64, device=device).reshape(-1, 2)
         return sizes, torch.tensor(starts, dtype=torch.int64, device=device)
-
-
-def _pairs(shapes: Shapes) -> list[tuple[int, int]]:
-    tensor: Any = shapes
-    listed: Any = tensor.tolist() if isinstance(shapes, Tensor) else shapes
-    return [(int(height), int(width)) for height, width in listed]
-
-
-def _check(value: Tensor, shapes: Shapes, locations: Tensor, weights: Tensor) -> None:
-    """Raises for a call that is wrong, of which the reference then says what is."""
-    batch, places, heads, _ = value.shape
-    levels = locations.shape[3]
-    same = {value.device, locations.device, weights.device}
-    fits = (
-        len(same) == 1
-        and locations.shape[:3:2] == (batch, heads)
-        and locations.shape[5] == 2
-        and weights.shape == locations.shape[:5]
-        and len(shapes) == levels
-    )
-    if isinstance(shapes, Tensor):
-        fits = fits and shapes.dtype == torch.int64 and shapes.shape == (levels, 2)
-    known = not isinstance(shapes, Tensor) or shapes.device.type == "cpu"
-    if not fits or (known and sum(h * w for h, w in _pairs(shapes)) != places):
-        raise ValueError("ms_deform_attn: the arguments' shapes do not fit together")
 
 
 def add(device: str = "cuda", replace: bool = False) -> HubKernel:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from linnet.kernels import Refusal, register
+from linnet.kernels.attention.deform_shapes import host_pairs, require_fit
 
 
 def _accepts(
@@ -45,8 +46,11 @@ def ms_deform_attn(
     attention_weights: Tensor,
 ) -> Tensor:
     """Sample each level at points; see `linnet.reference.ms_deform_attn`."""
-    shapes = _pairs(spatial_shapes)
-    _check(value, shapes, sampling_locations, attention_weights)
+    shapes = host_pairs(
+        spatial_shapes.cpu() if isinstance(spatial_shapes, Tensor) else spatial_shapes
+    )
+    assert shapes is not None
+    require_fit(value, spatial_shapes, shapes, sampling_locations, attention_weights)
     batch, places, heads, channels = value.shape
     queries = sampling_locations.shape[1]
     table = value.to(torch.float32).reshape(batch * places * heads, channels)
@@ -108,29 +112,3 @@ def _absent(shapes: Sequence[tuple[int, int]], points: Tensor) -> Tensor:
     lower = (points * sizes - 0.5).floor().unsqueeze(-2)
     corner = lower + torch.tensor([(0, 0), (1, 0), (0, 1), (1, 1)])
     return ((corner < 0) | (corner >= sizes.unsqueeze(-2))).any(-1)
-
-
-def _pairs(shapes: Sequence[tuple[int, int]] | Tensor) -> list[tuple[int, int]]:
-    if isinstance(shapes, Tensor):
-        if shapes.dtype != torch.int64 or shapes.dim() != 2:
-            raise TypeError("ms_deform_attn: spatial_shapes is no (L, 2) tensor of int64")
-        return [(int(height), int(width)) for height, width in shapes]
-    return [(height, width) for height, width in shapes]
-
-
-def _check(
-    value: Tensor,
-    shapes: list[tuple[int, int]],
-    sampling_locations: Tensor,
-    attention_weights: Tensor,
-) -> None:
-    """Refuse what would be read for something else; the reference has the words for it."""
-    batch, places, heads, _ = value.shape
-    expected = (batch, sampling_locations.shape[1], heads, len(shapes))
-    points = sampling_locations.shape[4]
-    if sampling_locations.shape != (*expected, points, 2):
-        raise ValueError("ms_deform_attn: sampling_locations does not fit value and spatial_shapes")
-    if attention_weights.shape != (*expected, points):
-        raise ValueError("ms_deform_attn: attention_weights does not fit sampling_locations")
-    if sum(height * width for height, width in shapes) != places:
-        raise ValueError("ms_deform_attn: spatial_shapes do not add up to value's places")
