@@ -10,7 +10,7 @@ the reference's bits on every device that has IEEE float32.
 # pyright: reportUnknownArgumentType=false, reportUntypedFunctionDecorator=false, reportIndexIssue=false
 # pyright: reportPossiblyUnboundVariable=false
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -20,29 +20,20 @@ from torch.autograd.function import once_differentiable
 
 from linnet.kernels import Refusal, register
 from linnet.kernels.rules import capturing_graph
+from linnet.reference.quant import FORMATS, Format
 
 
-class Grid(NamedTuple):
-    """A format: its largest value, the mantissa bits of float32 that go, its smallest normal."""
-
-    largest: float
-    dropped: int
-    smallest_normal: float
-
-    @property
-    def magic(self) -> float:
-        """What has the format's smallest step as its own: 1.5 times a power of two."""
-        step = self.smallest_normal * 2.0 ** (self.dropped - 23)
-        return 1.5 * step * 2.0**23
+def _magic(grid: Format) -> float:
+    """What has the format's smallest step as its own in float32: 1.5 times a power of two."""
+    return 1.5 * grid.smallest_normal * 2.0 ** (23 - grid.mantissa_bits)
 
 
-GRIDS = {"e4m3": Grid(448.0, 20, 2.0**-6), "e5m2": Grid(57344.0, 21, 2.0**-14)}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _BLOCK, _WARPS, _ROWS = 4096, 4, 4
 
 
 @triton.jit
-def _round(v, largest, magic, smallest_normal, dropped: tl.constexpr):
+def _round(v, magic, smallest_normal, dropped: tl.constexpr):
     """The nearest value of the format, the sign kept on zeros; v is clamped, or NaN."""
     bits = v.to(tl.int32, bitcast=True)
     odd = (bits >> dropped) & 1
@@ -50,20 +41,6 @@ def _round(v, largest, magic, smallest_normal, dropped: tl.constexpr):
     below = ((v + magic) - magic).to(tl.int32, bitcast=True) | (bits & -2147483648)
     chosen = tl.where(tl.abs(v) < smallest_normal, below, nearest)
     return tl.where(v == v, chosen.to(tl.float32, bitcast=True), v)
-
-
-@triton.jit
-def _divided(x, factor, inverse):
-    """The quotient of x and factor, correctly rounded where that matters (Markstein, 1990).
-
-    For factors of 2^-60 to 2^60: there the remainder is exact for every quotient that is not
-    rounded to zero, and quotients beyond 2^20 are clamped whatever their last bit is.
-    """
-    quotient = x * inverse
-    wide = factor + tl.zeros_like(x)
-    corrected = tl.fma(tl.fma(-quotient, wide, x), inverse + tl.zeros_like(x), quotient)
-    exact = (tl.abs(quotient) < 1048576.0) & (quotient != 0.0)
-    return tl.where(exact, corrected, quotient)
 
 
 @triton.jit
@@ -87,20 +64,9 @@ def _forward_kernel(
             place = row * columns + column
             by = tl.load(scale + place, mask=inside, other=1.0).to(tl.float32)
         divisor = tl.where(by == 0.0, 1.0, by)
-        size = tl.abs(divisor)
-        if mode == 0:
-            usual = (size >= 8.673617379884035e-19) & (size <= 1.152921504606847e18)
-        else:
-            outside = (
-                (size < 8.673617379884035e-19) | (size > 1.152921504606847e18) | (size != size)
-            )
-            usual = tl.max(outside.to(tl.int32), 0) == 0
-        if usual:
-            v = _divided(wide, divisor, tl.div_rn(1.0 + tl.zeros_like(divisor), divisor))
-        else:
-            v = tl.div_rn(wide, divisor + tl.zeros_like(wide))
+        v = tl.div_rn(wide, divisor + tl.zeros_like(wide))
         v = tl.where(v > largest, largest, tl.where(v < -largest, -largest, v))
-        rounded = _round(v, largest, magic, smallest_normal, dropped) * by
+        rounded = _round(v, magic, smallest_normal, dropped) * by
         tl.store(out + row * columns + column, rounded.to(out.dtype.element_ty), mask=inside)
 
 
@@ -139,7 +105,7 @@ def forward(x: Tensor, scale: Tensor, format: str) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     if x.numel():
-        grid = GRIDS[format]
+        grid = FORMATS[format]
         walked, columns, row, column = _steps(x, scale)
         if not row and not column:
             columns = x.numel()
@@ -149,8 +115,8 @@ def forward(x: Tensor, scale: Tensor, format: str) -> Tensor:
         each = _ROWS if rows >= _ROWS else 1
         with torch.cuda.device_of(x):
             _forward_kernel[(triton.cdiv(rows, each) * blocks,)](
-                x, walked, out, rows, columns, row, blocks, grid.largest, grid.magic,
-                grid.smallest_normal, dropped=grid.dropped,
+                x, walked, out, rows, columns, row, blocks, grid.largest, _magic(grid),
+                grid.smallest_normal, dropped=23 - grid.mantissa_bits,
                 mode=2 if row and column else 1 if column else 0, rows_each=each, block=block,
                 num_warps=_WARPS if block >= 1024 else 4,
             )  # fmt: skip
@@ -165,7 +131,7 @@ def backward(grad: Tensor, x: Tensor, scale: Tensor, format: str) -> Tensor:
         walked, columns, row, column = _steps(x, scale)
         with torch.cuda.device_of(x):
             _backward_kernel[(triton.cdiv(x.numel(), _BLOCK),)](
-                grad, x, walked, out, x.numel(), columns, row, column, GRIDS[format].largest,
+                grad, x, walked, out, x.numel(), columns, row, column, FORMATS[format].largest,
                 shared=walked.numel() == 1, block=_BLOCK, num_warps=_WARPS,
             )  # fmt: skip
     return out
@@ -239,7 +205,7 @@ def _accepts(x: Tensor, scale: Tensor | float, *, format: str = "e4m3") -> objec
             return Refusal(f"needs a scale on {x.device}, not on {scale.device}")
         if scale.dtype not in _DTYPES or scale.dim() > x.dim():
             return Refusal(f"needs a scale of at most float32 and {x.dim()} dimensions")
-    if format not in GRIDS:
+    if format not in FORMATS:
         return Refusal(f'knows no format "{format}"')
     if torch.compiler.is_compiling():
         return True
@@ -262,8 +228,8 @@ def fake_quant_fp8(x: Tensor, scale: Tensor | float, *, format: str = "e4m3") ->
     given = scale
     if not isinstance(scale, Tensor):
         scale = torch.full((), scale, dtype=torch.float32, device=x.device)
-    elif scale.numel() != 1 and scale.expand(x.shape).shape != x.shape:
-        raise ValueError("fake_quant_fp8: scale does not broadcast to x's shape")
+    elif scale.numel() != 1:
+        scale.expand(x.shape)  # raises where it does not broadcast; the reference has the words
     scale = scale.detach()
     if torch.compiler.is_compiling():
         return _Straight.apply(x, scale, format)
