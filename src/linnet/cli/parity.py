@@ -160,18 +160,15 @@ def _gap(a: Tensor, b: Tensor) -> tuple[float, float]:
 
 def _times(model: nn.Module, call: Callable[[], Any], device: torch.device) -> tuple[float, float]:
     """Seconds of a call, primitive and fused: medians of rounds that take turns."""
+    policy.set_fused_attention(model, False)
+    call()
+    repeats = max(1, int(_SECONDS / _timed(call, 1, device)))
     taken: dict[bool, list[float]] = {False: [], True: []}
-    repeats = 1
-    for warm in (True, False):
-        for _ in range(2 if warm else ROUNDS):
-            for on in (False, True):
-                policy.set_fused_attention(model, on)
-                call()
-                seconds = _timed(call, repeats, device)
-                if not warm:
-                    taken[on].append(seconds)
-                else:
-                    repeats = max(1, int(_SECONDS / seconds)) if not on else repeats
+    for _ in range(ROUNDS):
+        for on in (False, True):
+            policy.set_fused_attention(model, on)
+            call()
+            taken[on].append(_timed(call, repeats, device))
     return statistics.median(taken[False]), statistics.median(taken[True])
 
 

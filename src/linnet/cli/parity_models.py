@@ -230,6 +230,13 @@ def _sam(size: int, implementation: str) -> Made:
     return model, {"pixel_values": _pixels(1, side), "input_points": points}
 
 
+def _two_stacks(width: int) -> dict[str, Any]:
+    """The words that configs of an encoder and a decoder share."""
+    words = {"layers": 2, "attention_heads": 4, "ffn_dim": 2 * width}
+    sides = {f"{side}_{word}": n for side in ("encoder", "decoder") for word, n in words.items()}
+    return {"d_model": width, **sides}
+
+
 def _resnet() -> Any:
     from transformers import ResNetConfig
 
@@ -249,13 +256,7 @@ def _detr(size: int, implementation: str) -> Made:
         use_timm_backbone=False,
         backbone=None,
         backbone_config=_resnet(),
-        d_model=width,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=2 * width,
-        decoder_ffn_dim=2 * width,
+        **_two_stacks(width),
         num_queries=(7, 100)[size],
     )
     side = (64, 512)[size]
@@ -301,13 +302,7 @@ def _grounding_dino(size: int, implementation: str) -> Made:
     config = GroundingDinoConfig(
         backbone_config=_swin_config(size),
         text_config=text,
-        d_model=width,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=2 * width,
-        decoder_ffn_dim=2 * width,
+        **_two_stacks(width),
         num_queries=(5, 100)[size],
         num_feature_levels=3,
         encoder_n_points=2,

@@ -31,15 +31,15 @@ def statics(
 ) -> list[tuple[Implementation, Refusal | None]]:
     """Each implementation, newest first, with why it never runs in this state on this device."""
     choice = in_force(slot, state)
-    unmet = _nowhere(slot, state, device)
+    alone = _nowhere(slot, state, device)
     found: list[tuple[Implementation, Refusal | None]] = []
     for each in state.registered:
         if choice is not None and each.name not in choice.names:
             found.append((each, Refusal(f"{choice.origin} leaves it out")))
         elif (each, device) in state.disabled:
             found.append((each, Refusal(slot.disabled.get((each, device), "disabled"))))
-        elif unmet is not None and each is not unmet:
-            found.append((each, _asks_for(slot, state, unmet)))
+        elif alone is not None and each is not alone:
+            found.append((each, _asks_for(slot, state, alone)))
         else:
             found.append((each, _excluded(each, device)))
     return found
