@@ -1,0 +1,122 @@
+"""Launches of Triton kernels: on which devices, for what they are compiled, and as torch operators.
+
+An implementation describes its work as `Launch`es. One function makes that description for the
+call that runs it and for the check, during a capture, whether all of it is compiled already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linnet.kernels.implementation import Refusal
+
+DEVICES = ("cuda",)
+"""The types of device that kernels run on. Triton's interpreter takes the CPU too, in tests."""
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+"""What a kernel reads and writes; it computes in float32."""
+
+# Kept for the life of the process, as capture.py says.
+_library: Any = torch.library.Library("linnet", "FRAGMENT")
+
+_compiled: set[tuple[Any, ...]] = set()
+"""What was launched so far, by what Triton compiles a kernel for."""
+
+
+def capable() -> object:
+    """The predicate of Triton implementations: whether the current GPU is new enough."""
+    major, minor = torch.cuda.get_device_capability()
+    if major < 8:
+        return Refusal(f"needs compute capability 8.0 or newer, not {major}.{minor}")
+    return True
+
+
+def misplaced(*tensors: Tensor) -> Refusal | None:
+    """Why tensors do not lie where one launch can read them; None where they do."""
+    device = tensors[0].device
+    if device.type not in DEVICES:
+        return Refusal(f"needs CUDA tensors, not {device.type}")
+    for each in tensors[1:]:
+        if each.device != device:
+            return Refusal(f"needs all tensors on one device, not {device} and {each.device}")
+    return None
+
+
+def operator(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Defines an opaque torch operator `linnet::...`, which torch.compile keeps as one step.
+
+    Args:
+        schema: as `torch.library.Library.define` takes it.
+        run: what it does on a device.
+        fake: the same on tensors without data: their shapes, dtypes and strides.
+
+    Returns:
+        The operator.
+    """
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for key in ("CUDA", "CPU"):
+        _library.impl(name, run, key)
+    _library._register_fake(name, fake)
+    namespace: Any = torch.ops.linnet
+    return getattr(namespace, name).default
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """One kernel with its grid and arguments.
+
+    Attributes:
+        kernel: a `triton.jit` function.
+        grid: how many programs, in at most three dimensions; a zero launches nothing.
+        arguments: in the kernel's order; at least one is a tensor, and all of them lie on a device.
+        constants: what the kernel is compiled for, with `num_warps` and the like.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Launches it on its tensors' device, compiling first what is not compiled yet."""
+        if 0 in self.grid:
+            return
+        with torch.cuda.device_of(self._tensor()):
+            self.kernel[self.grid](*self.arguments, **self.constants)
+        _compiled.add(self._key())
+
+    def compiled(self) -> bool:
+        """Whether such a launch has run, so that this one compiles nothing."""
+        return 0 in self.grid or self._key() in _compiled
+
+    def _tensor(self) -> Tensor:
+        return next(each for each in self.arguments if isinstance(each, Tensor))
+
+    def _key(self) -> tuple[Any, ...]:
+        kinds = tuple(map(_kind, self.arguments))
+        return (self.kernel, self._tensor().device, kinds, tuple(self.constants.items()))
+
+
+def _kind(value: Any) -> Any:
+    """What Triton tells arguments apart by."""
+    if isinstance(value, Tensor):
+        return (value.dtype, value.data_ptr() % 16 == 0)
+    if isinstance(value, int):
+        return (value == 1, value % 16 == 0, -(2**31) <= value < 2**31)
+    return type(value)
+
+
+def uncompiled(launches: Iterable[Launch]) -> Refusal | None:
+    """Why launches can't be captured now; None where they can.
+
+    Nothing may compile while a CUDA graph is captured: a warm-up call with such inputs comes first.
+    """
+    if all(launch.compiled() for launch in launches):
+        return None
+    return Refusal("is not compiled for such inputs yet, and nothing compiles during a capture")
