@@ -63,8 +63,8 @@ def operator(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> 
     for key in ("CUDA", "CPU"):
         _library.impl(name, run, key)
     _library._register_fake(name, fake)
-    namespace: Any = torch.ops.linnet
-    return getattr(namespace, name).default
+    operators: Any = torch.ops
+    return getattr(operators.linnet, name).default
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +81,7 @@ class Launch:
     kernel: Any
     grid: tuple[int, ...]
     arguments: tuple[Any, ...]
-    constants: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def run(self) -> None:
         """Launches it on its tensors' device, compiling first what is not compiled yet."""
