@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -63,8 +63,7 @@ def operator(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> 
     for key in ("CUDA", "CPU"):
         _library.impl(name, run, key)
     _library._register_fake(name, fake)
-    operators: Any = torch.ops
-    return getattr(operators.linnet, name).default
+    return getattr(cast("Any", torch.ops).linnet, name).default
 
 
 @dataclass(frozen=True, slots=True, eq=False)
