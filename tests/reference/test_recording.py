@@ -134,6 +134,16 @@ GRAPHS = {
         lambda rows, more: (*torch.randn(2, rows, more, 8), torch.randn(8)),
         (BOTH, BOTH, {}),
     ),
+    "layer-norm": (
+        reference.layer_norm,
+        lambda rows, more: (torch.randn(rows, more, 8), torch.randn(8), torch.randn(8)),
+        (BOTH, {}, {}),
+    ),
+    "add-layer-norm": (
+        reference.add_layer_norm,
+        lambda rows, more: (*torch.randn(2, rows, more, 8), torch.randn(8), torch.randn(8)),
+        (BOTH, BOTH, {}, {}),
+    ),
     "rotary": (reference.rotary, turned(4), (ALL,) * 4),
     "rotary-part": (reference.rotary, turned(3), (ALL,) * 4),
     "rotary-neighbours": (

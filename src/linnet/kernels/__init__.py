@@ -33,10 +33,12 @@ from linnet.kernels.registry import define, implementations, register, unregiste
 from linnet.kernels.selection import use
 from linnet.kernels.slot import Builtin
 from linnet.kernels.slots import (
+    add_layer_norm,
     add_rms_norm,
     cache_write,
     decode_attention,
     fake_quant_fp8,
+    layer_norm,
     linear,
     ms_deform_attn,
     prefill_attention,
@@ -63,6 +65,7 @@ __all__ = [
     "UnavailableError",
     "UnknownNameError",
     "active",
+    "add_layer_norm",
     "add_rms_norm",
     "cache_write",
     "capturing",
@@ -74,6 +77,7 @@ __all__ = [
     "generation",
     "history",
     "implementations",
+    "layer_norm",
     "linear",
     "ms_deform_attn",
     "prefetch",

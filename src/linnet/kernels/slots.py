@@ -79,6 +79,10 @@ rms_norm = define("rms_norm", reference.rms_norm, builtins=_TORCH_OPS)
 
 add_rms_norm = define("add_rms_norm", reference.add_rms_norm, builtins=_TORCH_OPS)
 
+layer_norm = define("layer_norm", reference.layer_norm, builtins=_TORCH_OPS)
+
+add_layer_norm = define("add_layer_norm", reference.add_layer_norm, builtins=_TORCH_OPS)
+
 rotary = define("rotary", reference.rotary, builtins=_TORCH_OPS)
 
 silu_mul = define("silu_mul", reference.silu_mul, builtins=_TORCH_OPS)
@@ -90,10 +94,12 @@ sample = define(
 )
 
 __all__ = [
+    "add_layer_norm",
     "add_rms_norm",
     "cache_write",
     "decode_attention",
     "fake_quant_fp8",
+    "layer_norm",
     "linear",
     "ms_deform_attn",
     "prefill_attention",

@@ -1,4 +1,7 @@
-"""Reference math of the slots `rms_norm`, `add_rms_norm`, `rotary` and `silu_mul`."""
+"""Reference math of norms, rotation and activation.
+
+The slots `rms_norm`, `add_rms_norm`, `layer_norm`, `add_layer_norm`, `rotary` and `silu_mul`.
+"""
 
 import torch
 from torch import Tensor
@@ -63,6 +66,65 @@ def add_rms_norm(
     return _normalise(total, weight, eps), total
 
 
+def layer_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5
+) -> Tensor:
+    """Subtract the mean over the last dimension, divide by the deviation, scale and shift.
+
+    The variance is the mean of the squared differences from the mean, which stays right where the
+    mean is large. Everything runs in float32 (float64 for float64 input) and is rounded once, at
+    the end. Ba, Kiros and Hinton, "Layer Normalization", 2016.
+
+    Args:
+        x: (..., K), floating.
+        weight: (K,), floating, or None for ones; its dtype may differ from x's.
+        bias: (K,), floating, or None for zeros; its dtype may differ from x's.
+        eps: added to the variance.
+
+    Returns:
+        x's shape and dtype, contiguous.
+
+    Raises:
+        TypeError: a dtype that is not floating.
+        ValueError: a weight or bias of another size, or tensors on different devices.
+    """
+    _check_layer_norm("layer_norm", x, weight, bias)
+    return _standardise(x, weight, bias, eps)
+
+
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
+    """Add a residual, and normalise the sum as `layer_norm` does.
+
+    The norm after the sum of DETR, BERT and Vaswani et al., "Attention Is All You Need", 2017. The
+    sum is rounded to x's dtype before it is normalised, as two separate steps would do.
+
+    Args:
+        x: (..., K), floating.
+        residual: x's shape and dtype.
+        weight: (K,), floating, or None for ones.
+        bias: (K,), floating, or None for zeros.
+        eps: added to the variance.
+
+    Returns:
+        The normalised sum and the sum itself, both of x's shape and dtype, contiguous.
+
+    Raises:
+        TypeError: a dtype that is not floating, or a residual of another dtype.
+        ValueError: a residual, weight or bias of another size, or tensors on different devices.
+    """
+    _check_layer_norm("add_layer_norm", x, weight, bias)
+    _check_pair("add_layer_norm", x=x, residual=residual)
+    total = (x + residual).contiguous()
+    return _standardise(total, weight, bias, eps), total
+
+
 def rotary(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -119,6 +181,17 @@ def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * scale * weight.to(wide.dtype)).to(x.dtype).contiguous()
 
 
+def _standardise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    wide = x.to(compute_dtype(x))
+    centred = wide - wide.mean(-1, keepdim=True)
+    result = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        result = result * weight.to(wide.dtype)
+    if bias is not None:
+        result = result + bias.to(wide.dtype)
+    return result.to(x.dtype).contiguous()
+
+
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     wide = x.to(compute_dtype(x))
     half = cos.shape[-1]
@@ -136,15 +209,29 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 def _check_norm(slot: str, x: Tensor, weight: Tensor) -> None:
     require_tensor(slot, "x", x, "(..., K)")
     require_rank(slot, "weight", weight, 1, "(K,)")
-    require_floating(slot, x=x, weight=weight)
-    require_same_device(slot, x=x, weight=weight)
+    _check_features(slot, x, weight=weight)
+
+
+def _check_layer_norm(slot: str, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    require_tensor(slot, "x", x, "(..., K)")
+    given = {name: each for name, each in (("weight", weight), ("bias", bias)) if each is not None}
+    for name, each in given.items():
+        require_rank(slot, name, each, 1, "(K,) or None")
+    _check_features(slot, x, **given)
+
+
+def _check_features(slot: str, x: Tensor, **vectors: Tensor) -> None:
+    """Raise unless each vector holds one number for every feature of x."""
+    require_floating(slot, x=x, **vectors)
+    require_same_device(slot, x=x, **vectors)
     if x.dim() == 0:
         raise ValueError(f"{slot}: x has no dimensions; expected (..., K)")
-    if sizes_known() and x.shape[-1] != weight.shape[0]:
-        raise ValueError(
-            f"{slot}: x ends in {x.shape[-1]} features and weight has {weight.shape[0]}; "
-            f"expected one weight per feature ({x.shape[-1]},)"
-        )
+    for name, vector in vectors.items():
+        if sizes_known() and x.shape[-1] != vector.shape[0]:
+            raise ValueError(
+                f"{slot}: x ends in {x.shape[-1]} features and {name} has {vector.shape[0]}; "
+                f"expected one {name} per feature ({x.shape[-1]},)"
+            )
 
 
 def _check_pair(slot: str, **pair: Tensor) -> None:

@@ -124,6 +124,8 @@ BUILTIN: dict[str, str] = {
     "fake_quant_fp8": _OWN + "quant:CASES",
     "rms_norm": _OWN + "norm:RMS_NORM",
     "add_rms_norm": _OWN + "norm:ADD_RMS_NORM",
+    "layer_norm": _OWN + "layer_norm:LAYER_NORM",
+    "add_layer_norm": _OWN + "layer_norm:ADD_LAYER_NORM",
     "rotary": _OWN + "rotary:CASES",
     "silu_mul": _OWN + "activation:CASES",
     "sample": _OWN + "sample:CASES",

@@ -62,6 +62,69 @@ def add_rms_norm(
     return torch.nn.functional.rms_norm(total, weight.shape, weight, eps), total
 
 
+def _accepts_layer_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5
+) -> object:
+    if x.dtype not in _PLAIN or x.dim() < 1:
+        return Refusal(f"needs x in a float dtype of one dimension or more, not {x.dtype}")
+    for vector in (weight, bias):
+        if vector is not None and (vector.dtype != x.dtype or vector.dim() != 1):
+            return Refusal(f"needs weight and bias of one dimension in {x.dtype}, as x is")
+    return True
+
+
+def _accepts_add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+) -> object:
+    if residual.dtype != x.dtype:
+        return Refusal(f"needs x and residual of one dtype, not {x.dtype} and {residual.dtype}")
+    return _accepts_layer_norm(x, weight, bias)
+
+
+@register(
+    "layer_norm",
+    name="torch",
+    accepts=_accepts_layer_norm,
+    capture_safe=True,
+    version=torch.__version__,
+    source="torch",
+)
+def layer_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5
+) -> Tensor:
+    """Normalise by mean and deviation; see `linnet.reference.layer_norm`."""
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps).contiguous()
+
+
+@register(
+    "add_layer_norm",
+    name="torch",
+    accepts=_accepts_add_layer_norm,
+    capture_safe=True,
+    version=torch.__version__,
+    source="torch",
+)
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
+    """Add and normalise; see `linnet.reference.add_layer_norm`."""
+    if x.shape != residual.shape:
+        raise ValueError("add_layer_norm: x and residual have different shapes")
+    total = (x + residual).contiguous()
+    normal = torch.nn.functional.layer_norm(total, total.shape[-1:], weight, bias, eps)
+    return normal, total
+
+
 def _accepts_rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> object:
     if query.dtype not in _PLAIN or key.dtype != query.dtype:
         return Refusal(f"needs query and key of one dtype, not {query.dtype} and {key.dtype}")
