@@ -9,7 +9,10 @@ from linnet.kernels.registry import define
 from linnet.kernels.slot import Builtin
 
 _ATTENTION = "linnet.kernels.attention"
-_TORCH_OPS = (Builtin("torch", "linnet.kernels.elementwise.torch_ops"),)
+_ELEMENTWISE = (
+    Builtin("torch", "linnet.kernels.elementwise.torch_ops"),
+    Builtin("triton", "linnet.kernels.elementwise.triton_ops", needs=("triton",), device="cuda"),
+)
 
 # Each "torch", "sdpa" and so on beat the reference in benchmarks/bench_cpu_kernels.py.
 linear = define(
@@ -75,17 +78,17 @@ fake_quant_fp8 = define(
     ),
 )
 
-rms_norm = define("rms_norm", reference.rms_norm, builtins=_TORCH_OPS)
+rms_norm = define("rms_norm", reference.rms_norm, builtins=_ELEMENTWISE)
 
-add_rms_norm = define("add_rms_norm", reference.add_rms_norm, builtins=_TORCH_OPS)
+add_rms_norm = define("add_rms_norm", reference.add_rms_norm, builtins=_ELEMENTWISE)
 
-layer_norm = define("layer_norm", reference.layer_norm, builtins=_TORCH_OPS)
+layer_norm = define("layer_norm", reference.layer_norm, builtins=_ELEMENTWISE)
 
-add_layer_norm = define("add_layer_norm", reference.add_layer_norm, builtins=_TORCH_OPS)
+add_layer_norm = define("add_layer_norm", reference.add_layer_norm, builtins=_ELEMENTWISE)
 
-rotary = define("rotary", reference.rotary, builtins=_TORCH_OPS)
+rotary = define("rotary", reference.rotary, builtins=_ELEMENTWISE)
 
-silu_mul = define("silu_mul", reference.silu_mul, builtins=_TORCH_OPS)
+silu_mul = define("silu_mul", reference.silu_mul, builtins=_ELEMENTWISE)
 
 sample = define(
     "sample",
