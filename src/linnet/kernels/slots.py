@@ -78,6 +78,16 @@ fake_quant_fp8 = define(
     ),
 )
 
+fake_quant_fp8_dynamic = define(
+    "fake_quant_fp8_dynamic",
+    reference.fake_quant_fp8_dynamic,
+    builtins=(
+        Builtin(
+            "triton", "linnet.kernels.quant.fake_quant_triton", needs=("triton",), device="cuda"
+        ),
+    ),
+)
+
 rms_norm = define("rms_norm", reference.rms_norm, builtins=_ELEMENTWISE)
 
 add_rms_norm = define("add_rms_norm", reference.add_rms_norm, builtins=_ELEMENTWISE)
@@ -102,6 +112,7 @@ __all__ = [
     "cache_write",
     "decode_attention",
     "fake_quant_fp8",
+    "fake_quant_fp8_dynamic",
     "layer_norm",
     "linear",
     "ms_deform_attn",

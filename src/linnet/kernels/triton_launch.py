@@ -63,7 +63,8 @@ def operator(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> 
     for key in ("CUDA", "CPU"):
         _library.impl(name, run, key)
     _library._register_fake(name, fake)
-    return getattr(cast("Any", torch.ops).linnet, name).default
+    found: Any = getattr(cast("Any", torch.ops).linnet, name).default
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +109,7 @@ def _kind(value: Any) -> Any:
         return (value.dtype, value.data_ptr() % 16 == 0)
     if isinstance(value, int):
         return (value == 1, value % 16 == 0, -(2**31) <= value < 2**31)
-    return type(value)
+    return type(value).__name__
 
 
 def uncompiled(launches: Iterable[Launch]) -> Refusal | None:

@@ -12,7 +12,7 @@ from linnet.reference.elementwise import (
     silu_mul,
 )
 from linnet.reference.linear import linear
-from linnet.reference.quant import fake_quant_fp8
+from linnet.reference.quant import fake_quant_fp8, fake_quant_fp8_dynamic
 from linnet.reference.sample import sample
 from linnet.reference.windows import window_attention
 
@@ -22,6 +22,7 @@ __all__ = [
     "cache_write",
     "decode_attention",
     "fake_quant_fp8",
+    "fake_quant_fp8_dynamic",
     "layer_norm",
     "linear",
     "ms_deform_attn",

@@ -71,6 +71,42 @@ def fake_quant_fp8(x: Tensor, scale: Tensor | float, *, format: str = "e4m3") ->
     return rounded - (passing.detach() - passing)
 
 
+def fake_quant_fp8_dynamic(x: Tensor, *, format: str = "e4m3") -> tuple[Tensor, Tensor]:
+    """Round each row as `fake_quant_fp8` does, by a scale that brings its largest to the format's.
+
+    The scale is the row's largest absolute value over the format's largest value, in float32
+    (float64 for float64 input). A row that holds a NaN or an infinity becomes NaN; a row of zeros
+    stays, with a scale of 0. Known as dynamic per-token quantisation; rows are what the last
+    dimension holds.
+
+    The gradient passes straight through to x; none goes through the scale.
+
+    Args:
+        x: (..., K), floating.
+        format: "e4m3" (largest 448) or "e5m2" (largest 57344).
+
+    Returns:
+        The rounded numbers in x's shape and dtype, and the scales (..., 1) in float32 (float64 for
+        float64 input), both contiguous.
+
+    Raises:
+        TypeError: a dtype that is not floating.
+        ValueError: an unknown format, or an x without dimensions or with rows of no numbers.
+    """
+    _check_rows(x, format)
+    grid = FORMATS[format]
+    wide = x.detach().to(compute_dtype(x))
+    size = wide.abs().amax(-1, keepdim=True)
+    # A tensor, since dividing by a number may multiply by its rounded reciprocal.
+    scale = (size / torch.full_like(size, grid.largest)).contiguous()
+    divided = wide / scale.masked_fill(scale == 0, 1.0)
+    rounded = _nearest(divided.clamp(-grid.largest, grid.largest), grid) * scale
+    rounded = rounded.to(x.dtype).contiguous()
+    if torch.is_grad_enabled() and x.requires_grad:
+        rounded = rounded - (x.detach() - x)
+    return rounded, scale
+
+
 def _nearest(v: Tensor, grid: Format) -> Tensor:
     """Round to the grid, ties to even.
 
@@ -87,22 +123,37 @@ def _nearest(v: Tensor, grid: Format) -> Tensor:
 
 
 def _check(x: Tensor, scale: Tensor | float, format: str) -> None:
-    require_tensor("fake_quant_fp8", "x", x, "of any shape")
-    require_floating("fake_quant_fp8", x=x)
-    if format not in FORMATS:
-        raise ValueError(
-            f'fake_quant_fp8: format is "{format}"; expected one of {", ".join(FORMATS)}'
-        )
+    slot = "fake_quant_fp8"
+    _check_any(slot, x, "of any shape", format)
     if not isinstance(scale, Tensor):
         return
-    require_floating("fake_quant_fp8", scale=scale)
-    require_same_device("fake_quant_fp8", x=x, scale=scale)
+    require_floating(slot, scale=scale)
+    require_same_device(slot, x=x, scale=scale)
     if sizes_known() and not _broadcasts(scale, x):
         raise ValueError(
-            f"fake_quant_fp8: scale has shape {tuple(scale.shape)} and x {tuple(x.shape)}; "
+            f"{slot}: scale has shape {tuple(scale.shape)} and x {tuple(x.shape)}; "
             f"expected a scale that broadcasts to x's shape, such as () or one value per row with "
             f"a last dimension of 1"
         )
+
+
+def _check_rows(x: Tensor, format: str) -> None:
+    slot = "fake_quant_fp8_dynamic"
+    _check_any(slot, x, "(..., K)", format)
+    if x.dim() == 0:
+        raise ValueError(f"{slot}: x has no dimensions; expected (..., K)")
+    if sizes_known() and x.shape[-1] == 0:
+        raise ValueError(
+            f"{slot}: x has shape {tuple(x.shape)}, rows of no numbers; expected at least one in "
+            f"the last dimension"
+        )
+
+
+def _check_any(slot: str, x: Tensor, shape: str, format: str) -> None:
+    require_tensor(slot, "x", x, shape)
+    require_floating(slot, x=x)
+    if format not in FORMATS:
+        raise ValueError(f'{slot}: format is "{format}"; expected one of {", ".join(FORMATS)}')
 
 
 def _broadcasts(scale: Tensor, x: Tensor) -> bool:

@@ -122,6 +122,7 @@ BUILTIN: dict[str, str] = {
     "cache_write": _OWN + "cache:CASES",
     "ms_deform_attn": _OWN + "deform:CASES",
     "fake_quant_fp8": _OWN + "quant:CASES",
+    "fake_quant_fp8_dynamic": _OWN + "quant:DYNAMIC",
     "rms_norm": _OWN + "norm:RMS_NORM",
     "add_rms_norm": _OWN + "norm:ADD_RMS_NORM",
     "layer_norm": _OWN + "layer_norm:LAYER_NORM",

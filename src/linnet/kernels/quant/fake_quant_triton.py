@@ -1,223 +1,178 @@
-"""`fake_quant_fp8` as one Triton kernel a direction, without any fp8 type.
+"""`fake_quant_fp8` and `fake_quant_fp8_dynamic` as one Triton kernel a direction."""
 
-A float32's own bits are rounded to the format's mantissa, ties to even; below the smallest normal,
-adding a number whose step is the format's smallest does the same. Both are exact, so the result has
-the reference's bits on every device that has IEEE float32.
-"""
-
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false
-# pyright: reportUnknownArgumentType=false, reportUntypedFunctionDecorator=false, reportIndexIssue=false
-# pyright: reportPossiblyUnboundVariable=false
+# pyright: reportMissingImports=false, reportUnknownMemberType=false
 
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from linnet.kernels import Refusal, register
+from linnet.kernels.quant import fake_quant_kernels as kernels
 from linnet.kernels.rules import capturing_graph
-from linnet.reference.quant import FORMATS, Format
+from linnet.kernels.triton_launch import FLOATS, Launch, capable, misplaced, operator, uncompiled
+from linnet.reference.quant import FORMATS
+
+_LARGEST_NUMBER = torch.finfo(torch.float32).max
 
 
-def _magic(grid: Format) -> float:
-    """What has the format's smallest step as its own in float32: 1.5 times a power of two."""
-    return 1.5 * grid.smallest_normal * 2.0 ** (23 - grid.mantissa_bits)
-
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_BLOCK, _WARPS, _ROWS = 4096, 4, 4
-
-
-@triton.jit
-def _round(v, magic, smallest_normal, dropped: tl.constexpr):
-    """The nearest value of the format, the sign kept on zeros; v is clamped, or NaN."""
-    bits = v.to(tl.int32, bitcast=True)
-    odd = (bits >> dropped) & 1
-    nearest = (bits + ((1 << (dropped - 1)) - 1) + odd) & -(1 << dropped)
-    below = ((v + magic) - magic).to(tl.int32, bitcast=True) | (bits & -2147483648)
-    chosen = tl.where(tl.abs(v) < smallest_normal, below, nearest)
-    return tl.where(v == v, chosen.to(tl.float32, bitcast=True), v)
-
-
-@triton.jit
-def _forward_kernel(
-    x, scale, out, rows, columns, row_step, column_blocks, largest, magic, smallest_normal,
-    dropped: tl.constexpr, mode: tl.constexpr, rows_each: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    first = (tl.program_id(0) // column_blocks).to(tl.int64) * rows_each
-    column = (tl.program_id(0) % column_blocks).to(tl.int64) * block + tl.arange(0, block)
-    if mode == 1:
-        each_column = tl.load(scale + column, mask=column < columns, other=1.0).to(tl.float32)
-    for number in range(rows_each):
-        row = first + number
-        inside = (column < columns) & (row < rows)
-        wide = tl.load(x + row * columns + column, mask=inside, other=0.0).to(tl.float32)
-        if mode == 0:
-            by = tl.load(scale + row * row_step, mask=row < rows, other=1.0).to(tl.float32)
-        elif mode == 1:
-            by = each_column
-        else:
-            place = row * columns + column
-            by = tl.load(scale + place, mask=inside, other=1.0).to(tl.float32)
-        divisor = tl.where(by == 0.0, 1.0, by)
-        v = tl.div_rn(wide, divisor + tl.zeros_like(wide))
-        v = tl.where(v > largest, largest, tl.where(v < -largest, -largest, v))
-        rounded = _round(v, magic, smallest_normal, dropped) * by
-        tl.store(out + row * columns + column, rounded.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _backward_kernel(
-    grad, x, scale, out, count, columns, row_step, column_step, largest,
-    shared: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = at < count
-    wide = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    if shared:
-        factor = tl.load(scale).to(tl.float32) + tl.zeros_like(wide)
-    else:
-        place = (at // columns) * row_step + (at % columns) * column_step
-        factor = tl.load(scale + place, mask=inside, other=1.0).to(tl.float32)
-    given = tl.load(grad + at, mask=inside, other=0.0)
-    kept = tl.where(tl.abs(wide) <= largest * factor, given, 0.0)
-    tl.store(out + at, kept, mask=inside)
-
-
-def _steps(x: Tensor, scale: Tensor) -> tuple[Tensor, int, int, int]:
-    """The scale with how it is walked: columns of x, and steps along a row and a column."""
-    columns = x.shape[-1] if x.dim() else 1
-    if scale.numel() == 1:
-        return scale, columns, 0, 0
-    if scale.shape[-1] == 1:
-        return scale.expand(*x.shape[:-1], 1).contiguous(), columns, 1, 0
-    if scale.numel() == columns:
-        return scale.contiguous(), columns, 0, 1
-    return scale.expand(x.shape).contiguous(), columns, columns, 1
-
-
-def forward(x: Tensor, scale: Tensor, format: str) -> Tensor:
-    """Runs the forward kernel; see `linnet.reference.fake_quant_fp8`."""
-    x = x.contiguous()
-    out = torch.empty_like(x)
+def _forward(x: Tensor, scale: Tensor | None, number: float, format: str) -> Tensor:
+    out = _empty(x)
     if x.numel():
-        grid = FORMATS[format]
-        walked, columns, row, column = _steps(x, scale)
-        if not row and not column:
-            columns = x.numel()
-        rows = x.numel() // columns
-        block = min(_BLOCK, max(128, triton.next_power_of_2(columns)))
-        blocks = triton.cdiv(columns, block)
-        each = _ROWS if rows >= _ROWS else 1
-        with torch.cuda.device_of(x):
-            _forward_kernel[(triton.cdiv(rows, each) * blocks,)](
-                x, walked, out, rows, columns, row, blocks, grid.largest, _magic(grid),
-                grid.smallest_normal, dropped=23 - grid.mantissa_bits,
-                mode=2 if row and column else 1 if column else 0, rows_each=each, block=block,
-                num_warps=_WARPS if block >= 1024 else 4,
-            )  # fmt: skip
+        kernels.static(x.contiguous(), scale, number, out, format).run()
     return out
 
 
-def backward(grad: Tensor, x: Tensor, scale: Tensor, format: str) -> Tensor:
-    """The gradient where abs(x) <= largest * scale, else 0."""
-    grad, x = grad.contiguous(), x.contiguous()
-    out = torch.empty_like(grad)
+def _backward(grad: Tensor, x: Tensor, scale: Tensor | None, number: float, format: str) -> Tensor:
+    out = _empty(grad)
     if x.numel():
-        walked, columns, row, column = _steps(x, scale)
-        with torch.cuda.device_of(x):
-            _backward_kernel[(triton.cdiv(x.numel(), _BLOCK),)](
-                grad, x, walked, out, x.numel(), columns, row, column, FORMATS[format].largest,
-                shared=walked.numel() == 1, block=_BLOCK, num_warps=_WARPS,
-            )  # fmt: skip
+        given = grad.contiguous()
+        kernels.backward(given, x.contiguous(), scale, number, out, format).run()
     return out
 
 
-# Kept for the life of the process, as capture.py says.
-_library: Any = torch.library.Library("linnet", "FRAGMENT")
-_library.define("fake_quant_fp8(Tensor x, Tensor scale, str format) -> Tensor")
-_library.define(
-    "fake_quant_fp8_backward(Tensor grad, Tensor x, Tensor scale, str format) -> Tensor"
-)
-_library.impl("fake_quant_fp8", forward, "CUDA")
-_library.impl("fake_quant_fp8_backward", backward, "CUDA")
+def _dynamic(x: Tensor, format: str) -> tuple[Tensor, Tensor]:
+    out, scale = _fake_dynamic(x, format)
+    if x.numel():
+        kernels.dynamic(x.contiguous(), out, scale, format).run()
+    return out, scale
 
 
-def _fake_forward(x: Tensor, scale: Tensor, format: str) -> Tensor:
+def _empty(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _fake_backward(grad: Tensor, x: Tensor, scale: Tensor, format: str) -> Tensor:
-    return torch.empty_like(grad, memory_format=torch.contiguous_format)
+def _fake_forward(x: Tensor, scale: Tensor | None, number: float, format: str) -> Tensor:
+    return _empty(x)
 
 
-_library._register_fake("fake_quant_fp8", _fake_forward)
-_library._register_fake("fake_quant_fp8_backward", _fake_backward)
+def _fake_backward(
+    grad: Tensor, x: Tensor, scale: Tensor | None, number: float, format: str
+) -> Tensor:
+    return _empty(grad)
 
 
-class _Straight(torch.autograd.Function):
+def _fake_dynamic(x: Tensor, format: str) -> tuple[Tensor, Tensor]:
+    return _empty(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+
+_static_operator = operator(
+    "fake_quant_fp8(Tensor x, Tensor? scale, float number, str format) -> Tensor",
+    _forward,
+    _fake_forward,
+)
+_backward_operator = operator(
+    "fake_quant_fp8_backward(Tensor grad, Tensor x, Tensor? scale, float number, str format) "
+    "-> Tensor",
+    _backward,
+    _fake_backward,
+)
+_dynamic_operator = operator(
+    "fake_quant_fp8_dynamic(Tensor x, str format) -> (Tensor, Tensor)", _dynamic, _fake_dynamic
+)
+
+
+class _Clipped(torch.autograd.Function):
+    """Rounding whose gradient passes where nothing was clipped."""
+
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, x: Tensor, scale: Tensor, format: str
+        ctx: Any, x: Tensor, scale: Tensor | None, number: float, format: str
     ) -> Tensor:
         ctx.save_for_backward(x, scale)
-        ctx.format = format
-        return torch.ops.linnet.fake_quant_fp8(x, scale, format)
+        ctx.number, ctx.format = number, format
+        return _static_operator(x, scale, number, format)
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Tensor
-    ) -> tuple[Tensor, None, None]:
+    ) -> tuple[Tensor, None, None, None]:
         x, scale = ctx.saved_tensors
-        kept = torch.ops.linnet.fake_quant_fp8_backward(grads[0], x, scale, ctx.format)
-        return kept, None, None
+        return _backward_operator(grads[0], x, scale, ctx.number, ctx.format), None, None, None
 
 
-_warm: set[tuple[Any, ...]] = set()
-"""What has run outside of a capture, by what Triton compiles a kernel for."""
+class _Straight(torch.autograd.Function):
+    """Rounding whose gradient passes everywhere: nothing lies beyond a row's own largest."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, x: Tensor, format: str
+    ) -> tuple[Tensor, Tensor]:
+        rounded, scale = _dynamic_operator(x, format)
+        ctx.mark_non_differentiable(scale)
+        return rounded, scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
 
 
-def _compiled_for(x: Tensor, scale: Tensor | float, format: str) -> tuple[Any, ...]:
-    gradient = torch.is_grad_enabled() and x.requires_grad
-    kind = (scale.dtype, scale.shape) if isinstance(scale, Tensor) else None
-    return (x.device, x.dtype, x.shape, x.data_ptr() % 16, kind, format, gradient)
-
-
-def _predicate() -> object:
-    major, minor = torch.cuda.get_device_capability()
-    if major < 8:
-        return Refusal(f"needs compute capability 8.0 or newer, not {major}.{minor}")
-    return True
+def _accepts_any(x: Tensor, format: str) -> Refusal | None:
+    refusal = misplaced(x)
+    if refusal is not None:
+        return refusal
+    if x.dtype not in FLOATS:
+        return Refusal(f"needs float32, bfloat16 or float16, not {x.dtype}")
+    if format not in FORMATS:
+        return Refusal(f'knows no format "{format}"')
+    return None
 
 
 def _accepts(x: Tensor, scale: Tensor | float, *, format: str = "e4m3") -> object:
-    if x.device.type != "cuda":
-        return Refusal(f"needs CUDA tensors, not {x.device.type}")
-    if x.dtype not in _DTYPES:
-        return Refusal(f"needs float32, bfloat16 or float16, not {x.dtype}")
+    refusal = _accepts_any(x, format)
+    if refusal is not None:
+        return refusal
     if isinstance(scale, Tensor):
         if scale.device != x.device:
             return Refusal(f"needs a scale on {x.device}, not on {scale.device}")
-        if scale.dtype not in _DTYPES or scale.dim() > x.dim():
+        if scale.dtype not in FLOATS or scale.dim() > x.dim():
             return Refusal(f"needs a scale of at most float32 and {x.dim()} dimensions")
-    if format not in FORMATS:
-        return Refusal(f'knows no format "{format}"')
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not capturing_graph():
         return True
-    if capturing_graph() and _compiled_for(x, scale, format) not in _warm:
-        return Refusal("is not compiled for this shape yet, and nothing compiles during a capture")
-    return True
+    return _uncompiled(x, scale, format) or True
+
+
+def _uncompiled(x: Tensor, scale: Tensor | float, format: str) -> Refusal | None:
+    if not x.numel():
+        return None
+    walked, number = _parts(scale)
+    x = _standing_in(x)
+    launches = [kernels.static(x, walked, number, x, format)]
+    if torch.is_grad_enabled() and x.requires_grad:
+        launches.append(kernels.backward(x, x, walked, number, x, format))
+    return uncompiled(launches)
+
+
+def _standing_in(x: Tensor) -> Tensor:
+    """What the kernel will be given in x's place, by all that it is compiled for."""
+    return x if x.is_contiguous() else _empty(x)
+
+
+def _accepts_dynamic(x: Tensor, *, format: str = "e4m3") -> object:
+    refusal = _accepts_any(x, format)
+    if refusal is not None:
+        return refusal
+    if not x.dim():
+        return Refusal("needs rows, and x has no dimensions")
+    if torch.compiler.is_compiling() or not capturing_graph() or not x.numel():
+        return True
+    x = _standing_in(x)
+    scale = x.new_empty((), dtype=torch.float32)
+    launches: list[Launch] = [kernels.dynamic(x, x, scale, format)]
+    return uncompiled(launches) or True
+
+
+def _parts(scale: Tensor | float) -> tuple[Tensor | None, float]:
+    return (scale.detach(), 1.0) if isinstance(scale, Tensor) else (None, float(scale))
 
 
 @register(
     "fake_quant_fp8",
     name="triton",
-    predicate=_predicate,
+    predicate=capable,
     accepts=_accepts,
     capture_safe=True,
     version=triton.__version__,
@@ -225,15 +180,30 @@ def _accepts(x: Tensor, scale: Tensor | float, *, format: str = "e4m3") -> objec
 )
 def fake_quant_fp8(x: Tensor, scale: Tensor | float, *, format: str = "e4m3") -> Tensor:
     """Round to what an fp8 tensor could hold; see `linnet.reference.fake_quant_fp8`."""
-    given = scale
-    if not isinstance(scale, Tensor):
-        scale = torch.full((), scale, dtype=torch.float32, device=x.device)
-    elif scale.numel() != 1:
-        scale.expand(x.shape)  # raises where it does not broadcast; the reference has the words
-    scale = scale.detach()
-    if torch.compiler.is_compiling():
-        return _Straight.apply(x, scale, format)
-    _warm.add(_compiled_for(x, given, format))
-    if torch.is_grad_enabled() and x.requires_grad:
-        return _Straight.apply(x, scale, format)
-    return torch.ops.linnet.fake_quant_fp8(x, scale, format)
+    walked, number = _parts(scale)
+    if walked is not None:
+        if walked.numel() != 1:
+            walked.expand(x.shape)  # raises where it does not broadcast
+    elif not torch.compiler.is_compiling() and _LARGEST_NUMBER < abs(number) < float("inf"):
+        raise ValueError(f"fake_quant_fp8: float32 can't hold a scale of {number}")
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Clipped.apply(x, walked, number, format)  # type: ignore[no-any-return]
+    return _static_operator(x, walked, number, format)
+
+
+@register(
+    "fake_quant_fp8_dynamic",
+    name="triton",
+    predicate=capable,
+    accepts=_accepts_dynamic,
+    capture_safe=True,
+    version=triton.__version__,
+    source="linnet",
+)
+def fake_quant_fp8_dynamic(x: Tensor, *, format: str = "e4m3") -> tuple[Tensor, Tensor]:
+    """Round each row by its own scale; see `linnet.reference.fake_quant_fp8_dynamic`."""
+    if not torch.compiler.is_compiling() and not x.shape[-1]:
+        raise ValueError("fake_quant_fp8_dynamic: rows have no numbers")
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Straight.apply(x, format)  # type: ignore[no-any-return]
+    return _dynamic_operator(x, format)

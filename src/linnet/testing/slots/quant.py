@@ -1,4 +1,4 @@
-"""Parity of `fake_quant_fp8`: bit by bit."""
+"""Parity of `fake_quant_fp8` and `fake_quant_fp8_dynamic`: bit by bit."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -59,11 +59,29 @@ def oracle(x: Tensor, scale: Tensor | float, *, format: str = "e4m3") -> Tensor:
     return torch.where(inside, x - x.detach() + rounded, rounded)
 
 
+def dynamic_oracle(x: Tensor, *, format: str = "e4m3") -> tuple[Tensor, Tensor]:
+    """The table again, by a scale that is the row's largest over the table's."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    numbers = x.detach().to(wide)
+    size = numbers.abs().masked_fill(numbers.isnan(), 0.0).amax(-1, keepdim=True)
+    size = torch.where(numbers.isnan().any(-1, keepdim=True), float("nan"), size)
+    scale = size / torch.tensor(values_of(format)[-1], dtype=wide, device=x.device)
+    divided = numbers / torch.where(scale == 0, torch.ones_like(scale), scale)
+    rounded = (nearest(divided, format).to(wide) * scale).to(x.dtype)
+    return x - x.detach() + rounded if x.requires_grad else rounded, scale
+
+
 def _bits(value: Tensor) -> Tensor:
     """Numbers as integers, so that 0 and -0 differ; every NaN as one."""
     kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[value.dtype.itemsize]
     plain = torch.where(value.isnan(), torch.full_like(value, float("nan")), value)
     return plain.contiguous().view(kind)
+
+
+def compare_all(result: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> str | None:
+    """The first complaint about any of the results."""
+    complaints = (compare(*pair) for pair in zip(result, expected, strict=True))
+    return next((each for each in complaints if each is not None), None)
 
 
 def compare(result: Tensor, expected: Tensor) -> str | None:
@@ -133,6 +151,48 @@ def _strided(device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
     return inputs(x, draw.uniform(6, 3, low=0.1, dtype=torch.float32).t()[:, ::2].new_ones(3, 1))
 
 
+def _rows(
+    name: str,
+    shape: tuple[int, ...],
+    dtypes: tuple[torch.dtype, ...] = _FLOATS,
+    compiled: bool = False,
+    slow: bool = False,
+    **settings: Any,
+) -> Case:
+    def build(device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+        return inputs(Draw(device, dtype, seed).normal(*shape, scale=3.0), **settings)
+
+    return Case(name, build, dtypes, compiled=compiled, slow=slow)
+
+
+def _odd_rows(device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    """Rows of zeros, of one number, of what is smallest and largest, with NaN and infinities."""
+    draw = Draw(device, dtype, seed)
+    x = draw.normal(9, 40)
+    tiny = torch.finfo(dtype).smallest_normal
+    x[0] = 0.0
+    x[1, 1:] = 0.0
+    x[2] *= tiny / 8
+    x[3] = tiny / torch.arange(1, 41)
+    x[4] = torch.finfo(dtype).max
+    x[5, 7] = float("nan")
+    x[6, 7] = float("inf")
+    x[7, 7] = float("-inf")
+    x[8] = -0.0
+    return inputs(x)
+
+
+def _every_row(device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    """Every finite bit pattern, in rows of neighbouring sizes."""
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    finite = patterns[patterns.isfinite()]
+    return inputs(finite[: finite.numel() // 256 * 256].reshape(-1, 256).to(device))
+
+
+def _every_second(device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    return inputs(Draw(device, dtype, seed).normal(7, 5, 66).transpose(0, 1)[..., ::2])
+
+
 def _infinite_scale(device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
     draw = Draw(device, dtype, seed)
     return inputs(draw.normal(9), draw.given([float("nan")], torch.float32))
@@ -192,6 +252,9 @@ CASES = Cases(
         _case("activation-per-channel", (2, 5, 96), (96,)),
         _case("scale-a-number", (33,), None, dtypes=_ALL),
         _case("e5m2-per-row", (16, 96), (16, 1), spread=2e4, format="e5m2"),
+        _case("each-its-own", (5, 96), (5, 96)),
+        _case("odd-sizes-per-row", (5, 3, 77), (5, 3, 1)),
+        _case("odd-sizes-per-channel", (21, 77), (77,)),
         _case("small-values", (9, 64), (9, 1), spread=2e-3),
         _case("double", (9, 64), (9, 1), dtypes=(torch.float64,)),
         _case("no-numbers", (0, 8), ()),
@@ -214,4 +277,54 @@ CASES = Cases(
     differentiable=("x",),
     widen=False,
     compare=compare,
+)
+
+_dynamic = "fake_quant_fp8_dynamic: "
+DYNAMIC = Cases(
+    oracle=dynamic_oracle,
+    cases=(
+        _rows("activation", (7, 576), compiled=True),
+        _rows("weight-e5m2", (48, 96), format="e5m2"),
+        _rows("odd-sizes", (3, 5, 77), compiled=True),
+        _rows("one-row", (130,)),
+        _rows("one-number", (4, 1)),
+        _rows("no-rows", (0, 8)),
+        _rows("longer-than-a-tile", (3, 40007)),
+        _rows("double", (9, 64), dtypes=(torch.float64,)),
+        Case("odd-rows", _odd_rows, _ALL),
+        Case("every-pattern", _every_row, (torch.bfloat16, torch.float16)),
+        Case("strided", _every_second),
+        _rows("llama31-8b-activation", (2048, 4096), slow=True),
+    ),
+    tolerance=dict.fromkeys(_ALL, EXACT),
+    malformed=(
+        Malformed(
+            "format-unknown",
+            lambda device: inputs(torch.zeros(4, device=device), format="e3m4"),
+            ValueError,
+            _dynamic + 'format is "e3m4"; expected one of e4m3, e5m2',
+        ),
+        Malformed(
+            "no-dimensions",
+            lambda device: inputs(torch.zeros((), device=device)),
+            ValueError,
+            _dynamic + "x has no dimensions; expected (..., K)",
+        ),
+        Malformed(
+            "rows-of-nothing",
+            lambda device: inputs(torch.zeros(3, 0, device=device)),
+            ValueError,
+            _dynamic + "x has shape (3, 0), rows of no numbers; expected at least one in the last "
+            "dimension",
+        ),
+        Malformed(
+            "integers",
+            lambda device: inputs(torch.zeros(4, dtype=torch.int32, device=device)),
+            TypeError,
+            _dynamic + "x is torch.int32; expected a floating dtype: convert it first",
+        ),
+    ),
+    differentiable=("x",),
+    widen=False,
+    compare=compare_all,
 )
