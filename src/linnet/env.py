@@ -79,7 +79,19 @@ HOME = Variable(
     ),
 )
 
-VARIABLES = (KERNELS, STRICT, HUB_KERNELS, HOME)
+TUNE = Variable(
+    name="LINNET_TUNE",
+    kind="switch",
+    values="1, true, on, yes or 0, false, off, no",
+    default="0",
+    meaning=(
+        "On: measure Triton configurations at the first call of a shape bucket and keep the "
+        "fastest, in `LINNET_HOME/tuning`, for later processes too; never while a CUDA graph is "
+        "captured or a graph is traced. Off: what was kept before, else a table's default."
+    ),
+)
+
+VARIABLES = (KERNELS, STRICT, HUB_KERNELS, HOME, TUNE)
 
 
 def kernels_selection() -> str:
@@ -103,6 +115,15 @@ def hub_kernels() -> bool:
         ValueError: the variable is set to something that is no switch.
     """
     return _switch(HUB_KERNELS)
+
+
+def tune() -> bool:
+    """Whether kernels' configurations are measured (LINNET_TUNE).
+
+    Raises:
+        ValueError: the variable is set to something that is no switch.
+    """
+    return _switch(TUNE)
 
 
 def home() -> Path:
