@@ -5,6 +5,7 @@
 # pyright: reportUnknownArgumentType=false, reportUntypedFunctionDecorator=false, reportIndexIssue=false
 # pyright: reportPossiblyUnboundVariable=false, reportMissingTypeStubs=false
 
+import functools
 from typing import Any
 
 import triton
@@ -78,6 +79,7 @@ def _rotary_kernel(
         )  # fmt: skip
 
 
+@functools.lru_cache(1024)
 def _rotary_blocks(heads: int, half: int, features: int) -> dict[str, Any]:
     """How the heads of a token are dealt out: 1024 angles a program, eight a thread."""
     half_block = max(8, triton.next_power_of_2(half))
@@ -120,7 +122,7 @@ def rotary(
     half = cos.shape[1]
     blocks = _rotary_blocks(max(query_heads, key_heads), half, features)
     query_blocks, key_blocks = (
-        triton.cdiv(heads, blocks["heads_each"]) for heads in (query_heads, key_heads)
+        -(-heads // blocks["heads_each"]) for heads in (query_heads, key_heads)
     )
     each_token = query_blocks + key_blocks
     steps = (*query.stride()[:2], *key.stride()[:2], cos.stride(0), sin.stride(0))

@@ -10,6 +10,7 @@ is computed in between runs in float32 in registers.
 # pyright: reportPossiblyUnboundVariable=false, reportMissingTypeStubs=false
 # pyright: reportArgumentType=false, reportAssignmentType=false
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -102,11 +103,12 @@ def _norm_kernel(
     _store(out + row * columns + column, v, inside, masked)
 
 
+@functools.lru_cache(1024)
 def _norm_blocks(rows: int, columns: int) -> dict[str, Any]:
     """How the rows are dealt out: at least 2048 numbers a program, eight and more a thread."""
     block = max(16, triton.next_power_of_2(columns))
     rows_each = max(1, min(128, 2048 // block))
-    warps = max(4, min(32 if block > 16384 else 16, rows_each * block // 256))
+    warps = max(4, min(16, rows_each * block // 256))
     return {"block": block, "rows_each": rows_each, "num_warps": warps}
 
 
@@ -144,7 +146,7 @@ def norm(
     blocks = _norm_blocks(rows, columns)
     launch = Launch(
         _norm_kernel,
-        (triton.cdiv(rows, blocks["rows_each"]),),
+        (-(-rows // blocks["rows_each"]),),
         (x, residual, weight, bias, out, total, rows, x_step, residual_step, eps),
         {"columns": columns, "centred": centred, **blocks},
     )
@@ -170,10 +172,12 @@ def _silu_mul_kernel(
     _store(out + (row * columns + start) + column, product, inside, masked)
 
 
+@functools.lru_cache(1024)
 def _silu_mul_blocks(rows: int, columns: int) -> dict[str, Any]:
-    """How the numbers are dealt out: 2048 a program, of several rows where those are short."""
-    block = max(16, min(2048, triton.next_power_of_2(columns)))
-    rows_each = min(2048 // block, triton.next_power_of_2(rows))
+    """How the numbers are dealt out: 2048 a program, or fewer where not all of a GPU had work."""
+    numbers = 2048 if rows * columns >= 2**20 else 1024
+    block = max(16, min(numbers, triton.next_power_of_2(columns)))
+    rows_each = min(numbers // block, triton.next_power_of_2(rows))
     warps = max(1, min(4, rows_each * block // 256))
     return {"block": block, "rows_each": rows_each, "num_warps": warps}
 
@@ -197,10 +201,10 @@ def silu_mul(gate: Tensor, up: Tensor, copy: Copy = Tensor.contiguous) -> tuple[
         rows = out.numel() // columns
     blocks = _silu_mul_blocks(rows, columns)
     block, rows_each = blocks["block"], blocks["rows_each"]
-    column_blocks = triton.cdiv(columns, block)
+    column_blocks = -(-columns // block)
     launch = Launch(
         _silu_mul_kernel,
-        (triton.cdiv(rows, rows_each) * column_blocks,),
+        (-(-rows // rows_each) * column_blocks,),
         (gate, up, out, rows, columns, gate_step, up_step, column_blocks),
         {"whole": columns % block == 0 and rows % rows_each == 0, **blocks},
     )

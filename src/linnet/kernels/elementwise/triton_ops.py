@@ -15,7 +15,7 @@ from linnet.kernels.elementwise.triton_kernels import fresh
 from linnet.kernels.rules import capturing_graph
 from linnet.kernels.triton_launch import FLOATS, Launch, capable, misplaced, operator, uncompiled
 
-_LARGEST_ROW = 32768
+_LARGEST_ROW = 16384
 """Features of a norm: a row stays in registers."""
 _LARGEST_HEAD = 2048
 
