@@ -64,6 +64,7 @@ ms_deform_attn = define(
         Builtin(
             "hub", f"{_ATTENTION}.deform_hub", needs=("kernels", "huggingface_hub"), device="cuda"
         ),
+        Builtin("triton", f"{_ATTENTION}.deform_triton", needs=("triton",), device="cuda"),
     ),
 )
 

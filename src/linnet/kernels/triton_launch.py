@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from linnet.kernels.implementation import Refusal
 
@@ -23,6 +24,8 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 # Kept for the life of the process, as capture.py says.
 _library: Any = torch.library.Library("linnet", "FRAGMENT")
+
+_forward_ad: Any = forward_ad
 
 _compiled: set[tuple[Any, ...]] = set()
 """What was launched so far, by what Triton compiles a kernel for."""
@@ -37,8 +40,14 @@ def capable() -> object:
 
 
 def misplaced(*tensors: Tensor) -> Refusal | None:
-    """Why tensors do not lie where one launch can read them; None where they do."""
+    """Why one launch can't read these tensors; None where it can: they lie on one device."""
     device = tensors[0].device
+    if not torch.compiler.is_compiling():
+        for each in tensors:
+            if type(each) is not Tensor and type(each) is not torch.nn.Parameter:
+                return Refusal(f"reads memory, which a {type(each).__name__} may not let it do")
+        if _forward_ad._current_level >= 0:
+            return Refusal("has no forward-mode derivative")
     if device.type not in DEVICES:
         return Refusal(f"needs CUDA tensors, not {device.type}")
     for each in tensors[1:]:
