@@ -21,8 +21,8 @@ def freed():
     torch.cuda.empty_cache()
 
 
-def triton(slot):
-    found = [each for each in kernels.implementations(slot) if each.name == "triton"]
+def triton(operation):
+    found = [each for each in kernels.implementations(operation) if each.name == "triton"]
     if not found:
         pytest.skip("needs triton")
     return found[0]
@@ -111,7 +111,7 @@ def test_a_second_derivative_is_refused_with_the_way_out():
     leaves = [each.requires_grad_() for each in deformable(batch=1, queries=3)]
     out = triton("ms_deform_attn")(leaves[0], LEVELS, *leaves[1:])
     (first,) = torch.autograd.grad(out.sum(), leaves[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative.*reference"):
+    with pytest.raises(RuntimeError, match=r"no second derivative.*reference"):
         first.sum().backward()
 
 
@@ -125,13 +125,14 @@ def test_half_precision_is_summed_in_float32():
 
 
 @pytest.mark.parametrize(
-    "slot", ["fake_quant_fp8", "ms_deform_attn", "rms_norm", "layer_norm", "rotary", "silu_mul"]
+    "operation",
+    ["fake_quant_fp8", "ms_deform_attn", "rms_norm", "layer_norm", "rotary", "silu_mul"],
 )
-def test_compiled_by_inductor_it_keeps_its_numbers_and_gradients(slot):
-    call = getattr(kernels, slot)
-    inputs = arguments(slot)
+def test_compiled_by_inductor_it_keeps_its_numbers_and_gradients(operation):
+    call = getattr(kernels, operation)
+    inputs = arguments(operation)
     leaves = [each for each in inputs if isinstance(each, torch.Tensor)]
-    trained = slot in ("fake_quant_fp8", "ms_deform_attn")
+    trained = operation in ("fake_quant_fp8", "ms_deform_attn")
     if trained:
         leaves[0].requires_grad_()
     compiled = torch.compile(call, fullgraph=True)
@@ -149,22 +150,22 @@ def results(found):
     return (found,) if isinstance(found, torch.Tensor) else found
 
 
-def arguments(slot):
+def arguments(operation):
     x = torch.randn(7, 96, device="cuda")
     vector = torch.randn(96, device="cuda")
-    if slot == "fake_quant_fp8":
+    if operation == "fake_quant_fp8":
         return (x, torch.rand(7, 1, device="cuda"))
-    if slot == "ms_deform_attn":
+    if operation == "ms_deform_attn":
         value, locations, weights = deformable(queries=9)
         return (value, LEVELS, locations, weights)
-    if slot == "rotary":
+    if operation == "rotary":
         query, key = (torch.randn(7, heads, 16, device="cuda") for heads in (6, 2))
         return (query, key, *torch.randn(2, 7, 8, device="cuda"))
     return {
         "rms_norm": (x, vector),
         "layer_norm": (x, vector, vector),
         "silu_mul": (x, x.flip(0)),
-    }[slot]
+    }[operation]
 
 
 LARGE = 2**31 + 4096
@@ -183,13 +184,13 @@ def test_more_numbers_than_32_bits_count_are_rounded():
     assert torch.equal(scales[-999:], expected[1])
 
 
-@pytest.mark.parametrize("slot", ["rms_norm", "add_layer_norm", "silu_mul", "rotary"])
-def test_rows_beyond_what_32_bits_count_are_right(slot):
+@pytest.mark.parametrize("operation", ["rms_norm", "add_layer_norm", "silu_mul", "rotary"])
+def test_rows_beyond_what_32_bits_count_are_right(operation):
     rows = 2**20 + 8
     x = torch.randn(4096, 2048, device="cuda", dtype=torch.bfloat16).repeat(257, 1)[:rows]
     assert x.numel() > LARGE
     vector = torch.randn(2048, device="cuda", dtype=torch.bfloat16)
-    if slot == "rotary":
+    if operation == "rotary":
         angles = torch.randn(2, rows, 64, device="cuda")
         inputs = (x.view(rows, 16, 128), x.view(rows, 16, 128)[:, :2], *angles)
     else:
@@ -197,10 +198,10 @@ def test_rows_beyond_what_32_bits_count_are_right(slot):
             "rms_norm": (x, vector),
             "add_layer_norm": (x, x, vector, vector),
             "silu_mul": (x, x),
-        }[slot]
-    found = results(triton(slot)(*inputs))
+        }[operation]
+    found = results(triton(operation)(*inputs))
     tail = [each[-9:] if each.shape[0] == rows else each for each in inputs]
-    expected = results(getattr(reference, slot)(*tail))
+    expected = results(getattr(reference, operation)(*tail))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one[-9:], other, rtol=1e-2, atol=1e-2)
 
@@ -241,22 +242,22 @@ def test_an_image_of_more_numbers_than_32_bits_count_is_right():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-@pytest.mark.parametrize("slot", ["fake_quant_fp8", "ms_deform_attn", "rms_norm", "silu_mul"])
-def test_a_device_that_is_not_the_current_one_is_used(slot):
-    inputs = arguments(slot)
+@pytest.mark.parametrize("operation", ["fake_quant_fp8", "ms_deform_attn", "rms_norm", "silu_mul"])
+def test_a_device_that_is_not_the_current_one_is_used(operation):
+    inputs = arguments(operation)
     moved = [each.to("cuda:1") if isinstance(each, torch.Tensor) else each for each in inputs]
-    found = results(triton(slot)(*moved))
-    for one, other in zip(found, results(triton(slot)(*inputs)), strict=True):
+    found = results(triton(operation)(*moved))
+    for one, other in zip(found, results(triton(operation)(*inputs)), strict=True):
         assert one.device == torch.device("cuda", 1)
         torch.testing.assert_close(one.cpu(), other.cpu())
 
 
-@pytest.mark.parametrize("slot", ["fake_quant_fp8", "ms_deform_attn", "rms_norm"])
-def test_forward_mode_derivatives_go_to_the_reference(slot):
-    inputs = list(arguments(slot))
+@pytest.mark.parametrize("operation", ["fake_quant_fp8", "ms_deform_attn", "rms_norm"])
+def test_forward_mode_derivatives_go_to_the_reference(operation):
+    inputs = list(arguments(operation))
     with torch.autograd.forward_ad.dual_level():
         inputs[0] = torch.autograd.forward_ad.make_dual(inputs[0], torch.randn_like(inputs[0]))
-        refusal = triton(slot).refusal(*inputs)
-        getattr(kernels, slot)(*inputs)
+        refusal = triton(operation).refusal(*inputs)
+        getattr(kernels, operation)(*inputs)
     assert refusal is not None
-    assert slot not in kernels.history().disabled
+    assert operation not in kernels.history().disabled
