@@ -57,16 +57,26 @@ def _backward(
     )
     if deterministic and by_value is not None:
         launches.collect(grad, levels, locations, weights, by_value)
-        if by_location is None and by_weight is None:
-            return fresh
-        summed = None
-    elif by_value is not None and by_value.dtype != torch.float32:
-        summed = torch.zeros_like(by_value, dtype=torch.float32)
-    else:
+        by_value = None
+    if by_value is None or by_value.dtype == torch.float32:
         summed = None if by_value is None else by_value.zero_()
-    launches.backward(grad, value, levels, locations, weights, summed, by_location, by_weight).run()
-    if summed is not None and by_value is not None and summed is not by_value:
-        by_value.copy_(summed)
+        made = (summed, by_location, by_weight)
+        if any(each is not None for each in made):
+            launches.backward(grad, value, levels, locations, weights, *made).run()
+        return fresh
+    for images in launches.parts(value):
+        summed = torch.zeros_like(by_value[images], dtype=torch.float32)
+        launches.backward(
+            grad[images],
+            value[images],
+            levels,
+            locations[images],
+            weights[images],
+            summed,
+            None if by_location is None else by_location[images],
+            None if by_weight is None else by_weight[images],
+        ).run()
+        by_value[images] = summed
     return fresh
 
 

@@ -52,13 +52,13 @@ def _turn(
 
 @triton.jit
 def _rotary_kernel(
-    query, key, cos, sin, query_out, key_out, query_heads, key_heads, query_blocks, blocks,
+    query, key, cos, sin, query_out, key_out, query_heads, key_heads, query_blocks,
     query_step, query_head, key_step, key_head, cos_step, sin_step,
     half: tl.constexpr, features: tl.constexpr, interleaved: tl.constexpr,
     heads_each: tl.constexpr, half_block: tl.constexpr, tail_block: tl.constexpr,
 ):  # fmt: skip
-    token = (tl.program_id(0) // blocks).to(tl.int64)
-    number = tl.program_id(0) % blocks
+    token = tl.program_id(0).to(tl.int64)
+    number = tl.program_id(1)
     # The angles are read as a tile of heads, so that a thread finds its own without an exchange.
     angle = tl.arange(0, half_block)[None, :] + tl.zeros([heads_each, 1], tl.int32)
     cosine = tl.load(cos + token * cos_step + angle, mask=angle < half, other=0.0).to(tl.float32)
@@ -81,14 +81,14 @@ def _rotary_kernel(
 
 @functools.lru_cache(1024)
 def _rotary_blocks(heads: int, half: int, features: int) -> dict[str, Any]:
-    """How the heads of a token are dealt out: 1024 angles a program, eight a thread."""
+    """How the heads of a token are dealt out: 512 angles a program, four or more a thread."""
     half_block = max(8, triton.next_power_of_2(half))
-    heads_each = max(1, min(triton.next_power_of_2(heads), 1024 // half_block))
+    heads_each = max(1, min(triton.next_power_of_2(heads), 512 // half_block))
     return {
         "heads_each": heads_each,
         "half_block": half_block,
         "tail_block": max(8, triton.next_power_of_2(features - 2 * half)),
-        "num_warps": max(1, min(4, heads_each * half_block // 256)),
+        "num_warps": max(1, min(4, heads_each * half_block // 128)),
     }
 
 
@@ -124,12 +124,11 @@ def rotary(
     query_blocks, key_blocks = (
         -(-heads // blocks["heads_each"]) for heads in (query_heads, key_heads)
     )
-    each_token = query_blocks + key_blocks
     steps = (*query.stride()[:2], *key.stride()[:2], cos.stride(0), sin.stride(0))
     launch = Launch(
         _rotary_kernel,
-        (tokens * each_token if features else 0,),
-        (query, key, cos, sin, *outs, query_heads, key_heads, query_blocks, each_token, *steps),
+        (tokens if features else 0, query_blocks + key_blocks),
+        (query, key, cos, sin, *outs, query_heads, key_heads, query_blocks, *steps),
         {"half": half, "features": features, "interleaved": interleaved, **blocks},
     )
     return (launch, *outs)

@@ -89,13 +89,13 @@ def _norm_kernel(
         added = (v + other.to(tl.float32)).to(narrow.dtype)
         _store(total + row * columns + column, added, inside, masked)
         v = added.to(tl.float32)
-    count = tl.full([rows_each, 1], columns, tl.float32)
     if centred:
         # Divided exactly, or a large mean would be off by more than a small deviation.
+        count = tl.full([rows_each, 1], columns, tl.float32)
         v = v - tl.div_rn(tl.sum(v, 1, keep_dims=True), count)
         if columns < block:
             v = tl.where(column < columns, v, 0.0)
-    v = v * tl.rsqrt(tl.sum(v * v, 1, keep_dims=True) / count + eps)
+    v = v * tl.rsqrt(tl.sum(v * v, 1, keep_dims=True) * (1.0 / columns) + eps)
     if weight is not None:
         v = v * scale.to(tl.float32)
     if bias is not None:
@@ -156,11 +156,13 @@ def norm(
 @triton.jit
 def _silu_mul_kernel(
     gate, up, out, rows, columns, gate_step, up_step, column_blocks,
-    whole: tl.constexpr, block: tl.constexpr, rows_each: tl.constexpr,
+    flat: tl.constexpr, whole: tl.constexpr, block: tl.constexpr, rows_each: tl.constexpr,
 ):  # fmt: skip
-    number = tl.program_id(0)
-    first = (number // column_blocks).to(tl.int64) * rows_each
-    start = (number % column_blocks).to(tl.int64) * block
+    if flat:
+        first, start = 0, tl.program_id(0).to(tl.int64) * block
+    else:
+        first = (tl.program_id(0) // column_blocks).to(tl.int64) * rows_each
+        start = (tl.program_id(0) % column_blocks).to(tl.int64) * block
     row = first + tl.arange(0, rows_each)[:, None]
     column = tl.arange(0, block)[None, :]
     inside = (row < rows) & (column < columns - start)
@@ -206,6 +208,10 @@ def silu_mul(gate: Tensor, up: Tensor, copy: Copy = Tensor.contiguous) -> tuple[
         _silu_mul_kernel,
         (-(-rows // rows_each) * column_blocks,),
         (gate, up, out, rows, columns, gate_step, up_step, column_blocks),
-        {"whole": columns % block == 0 and rows % rows_each == 0, **blocks},
+        {
+            "flat": rows == 1,
+            "whole": columns % block == 0 and rows % rows_each == 0,
+            **blocks,
+        },
     )
     return launch, out

@@ -93,10 +93,11 @@ def _quotient(wide, by, everywhere):
     if everywhere:
         inverse = tl.div_rn(tl.zeros_like(divisor) + 1.0, divisor)
         guess = wide * inverse
-        left = tl.fma(-guess, divisor + tl.zeros_like(guess), wide)
-        better = tl.fma(left, inverse + tl.zeros_like(guess), guess)
-        # An infinite guess has no remainder, and a zero keeps its sign.
-        v = tl.where((tl.abs(left) > 0.0) & (tl.abs(left) < float("inf")), better, guess)
+        # Signed so that nothing left over is -0: a zero keeps its sign.
+        over = tl.fma(guess, divisor + tl.zeros_like(guess), -wide)
+        better = tl.fma(-over, inverse + tl.zeros_like(guess), guess)
+        # An infinite guess has no remainder.
+        v = tl.where(tl.abs(guess) < 1e30, better, guess)
     else:
         v = tl.div_rn(wide, divisor + tl.zeros_like(wide))
     return v
@@ -269,13 +270,19 @@ def _walk(x: Tensor, scale: Tensor | None) -> tuple[Tensor | None, tuple[int, ..
         mode, scale = "each", scale.expand(x.shape).contiguous()
     rows = x.numel() // columns
     block_columns = min(block_columns, triton.next_power_of_2(columns))
-    block_rows = min(_TILE // block_columns, triton.next_power_of_2(rows))
+    block_rows = _block_rows(rows, block_columns)
     sizes = (rows, columns, row_step, triton.cdiv(columns, block_columns))
     return (
         scale,
         sizes,
         {"mode": mode, "block_rows": block_rows, "block_columns": block_columns, "num_warps": 4},
     )
+
+
+def _block_rows(rows: int, block_columns: int) -> int:
+    # At least two numbers a thread: conversions take them in pairs.
+    fewest, most = 256 // block_columns, _TILE // block_columns
+    return max(1, fewest, min(most, triton.next_power_of_2(rows)))
 
 
 def _programs(sizes: tuple[int, ...], tile: dict[str, Any]) -> tuple[int]:
@@ -311,7 +318,7 @@ def dynamic(x: Tensor, out: Tensor, scale: Tensor, format: str) -> Launch:
     columns = x.shape[-1]
     rows = x.numel() // columns
     block_columns = min(_WIDEST, triton.next_power_of_2(columns))
-    block_rows = min(max(1, _TILE // block_columns), triton.next_power_of_2(rows))
+    block_rows = _block_rows(rows, block_columns)
     return Launch(
         dynamic_kernel,
         (triton.cdiv(rows, block_rows),),
