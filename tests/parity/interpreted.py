@@ -12,7 +12,7 @@ Left out:
 - bfloat16, since the interpreter cuts float32 off instead of rounding it, and multiplies matrices
   of bfloat16 wrongly. Where a case lacks float16, float16 takes its place.
 - autocast, which the suite tests in bfloat16.
-- the cases of full model size: a program is a loop in Python.
+- the cases of full model size and those in TOO_LONG: a launch is a loop in Python.
 - CUDA graphs, as everywhere on a CPU.
 """
 
@@ -34,12 +34,18 @@ from linnet.kernels.slot import slots
 from linnet.testing.cases import Case, Cases
 from linnet.testing.collection import suite_of
 from linnet.testing.options import add_options
-from linnet.testing.test_parity import test_autocast_gives_the_oracles_numbers_in_its_dtype
+from linnet.testing.test_parity import (
+    test_autocast_gives_the_oracles_numbers_in_its_dtype,
+    test_compiles_into_one_graph,
+)
+from linnet.testing.trial import Trial
 
 NAME = "interpreted"
 CPU = torch.device("cpu")
 SMALL = 2048
 """Numbers in the inputs of a case that costs little."""
+TOO_LONG = ("deformable-detr-encoder",)
+"""Cases of so many programs that one call takes most of a minute."""
 
 _library = torch.library.Library("linnet", "FRAGMENT")
 
@@ -67,9 +73,20 @@ def pytest_configure(config: pytest.Config) -> None:
     run_on_the_cpu()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    under_autocast = test_autocast_gives_the_oracles_numbers_in_its_dtype
-    items[:] = [item for item in items if getattr(item, "function", None) is not under_autocast]
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    smallest = config.getoption("--smallest")
+    items[:] = [item for item in items if runs(item, smallest)]
+
+
+def runs(item: pytest.Item, smallest: bool) -> bool:
+    """Leaves out autocast and, of the small run, all but the compiling of larger cases."""
+    test = getattr(item, "function", None)
+    if test is test_autocast_gives_the_oracles_numbers_in_its_dtype:
+        return False
+    trial = item.callspec.params.get("trial") if hasattr(item, "callspec") else None
+    if not smallest or not isinstance(trial, Trial) or test is test_compiles_into_one_graph:
+        return True
+    return (size(trial.case, trial.implementation) or 0) <= SMALL
 
 
 def mend_the_interpreter() -> None:
@@ -149,7 +166,7 @@ def reduced(slot: str, smallest: bool) -> Cases:
     cases = [
         dataclasses.replace(case, dtypes=dtypes)
         for case in suite.cases
-        if not case.slow and (dtypes := computed(case.dtypes))
+        if not case.slow and case.name not in TOO_LONG and (dtypes := computed(case.dtypes))
     ]
     if smallest:
         implementation = next(each for each in slots[slot].registered if each.name == NAME)
@@ -164,18 +181,20 @@ def computed(dtypes: tuple[torch.dtype, ...]) -> tuple[torch.dtype, ...]:
 
 
 def few(cases: list[Case], implementation: kernels.Implementation) -> list[Case]:
-    """The small cases that it takes; the smallest of all and of the compiled ones, small or not."""
-    sizes = {case.name: size(case, implementation) for case in cases}
-    taken = sorted((case for case in cases if sizes[case.name]), key=lambda case: sizes[case.name])
+    """The small cases that it takes, and the smallest of the compiled ones, small or not."""
+    sizes = {
+        case.name: found for case in cases if (found := size(case, implementation)) is not None
+    }
+    taken = sorted((case for case in cases if case.name in sizes), key=lambda c: sizes[c.name])
     small = [case for case in taken if sizes[case.name] <= SMALL]
     compiled = [case for case in taken if case.compiled]
-    return list({case.name: case for case in (*taken[:1], *compiled[:1], *small)}.values())
+    return list({case.name: case for case in (*compiled[:1], *small)}.values())
 
 
-def size(case: Case, implementation: kernels.Implementation) -> int:
-    """How many numbers a case's inputs hold; 0 where the implementation refuses them."""
+def size(case: Case, implementation: kernels.Implementation) -> int | None:
+    """How many numbers a case's inputs hold; None where the implementation refuses them."""
     built = case.build(CPU, case.dtypes[0], 0)
     if implementation.refusal(*built.args, **built.kwargs) is not None:
-        return 0
+        return None
     values = (*built.args, *built.kwargs.values())
     return sum(each.numel() for each in values if isinstance(each, torch.Tensor))
