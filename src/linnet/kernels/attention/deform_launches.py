@@ -18,10 +18,6 @@ _MANY = 65536
 """Heads of queries from which on each thread serves two places at a time, not one."""
 
 
-_CACHED = 6 * 2**20
-"""Numbers in float32 that fit into a half of an H200's second-level cache."""
-
-
 class Levels(NamedTuple):
     """The levels' sizes.
 
@@ -82,12 +78,6 @@ def backward(
         ),
         {**tile, "wide": _wide(value)},
     )  # fmt: skip
-
-
-def parts(value: Tensor) -> list[slice]:
-    """Parts of the batch whose sums in float32 stay in a GPU's cache until they are rounded."""
-    step = max(1, _CACHED // max(1, value[0].numel()))
-    return [slice(start, start + step) for start in range(0, value.shape[0], step)]
 
 
 def collect(

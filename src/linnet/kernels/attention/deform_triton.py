@@ -58,26 +58,14 @@ def _backward(
     if deterministic and by_value is not None:
         launches.collect(grad, levels, locations, weights, by_value)
         by_value = None
-    if by_value is None or by_value.dtype == torch.float32:
-        summed = None if by_value is None else by_value.zero_()
-        made = (summed, by_location, by_weight)
-        if any(each is not None for each in made):
-            launches.backward(grad, value, levels, locations, weights, *made).run()
+    # Halves are added up in float32 and rounded once.
+    summed = None if by_value is None else torch.zeros_like(by_value, dtype=torch.float32)
+    made = (summed, by_location, by_weight)
+    if any(each is not None for each in made):
+        launches.backward(grad, value, levels, locations, weights, *made).run()
+    if summed is None or by_value is None:
         return fresh
-    for images in launches.parts(value):
-        summed = torch.zeros_like(by_value[images], dtype=torch.float32)
-        launches.backward(
-            grad[images],
-            value[images],
-            levels,
-            locations[images],
-            weights[images],
-            summed,
-            None if by_location is None else by_location[images],
-            None if by_weight is None else by_weight[images],
-        ).run()
-        by_value[images] = summed
-    return fresh
+    return (summed.to(value.dtype), *fresh[1:])
 
 
 def _levels(

@@ -52,13 +52,14 @@ def _turn(
 
 @triton.jit
 def _rotary_kernel(
-    query, key, cos, sin, query_out, key_out, query_heads, key_heads, query_blocks,
+    query, key, cos, sin, query_out, key_out, query_heads, key_heads,
     query_step, query_head, key_step, key_head, cos_step, sin_step,
     half: tl.constexpr, features: tl.constexpr, interleaved: tl.constexpr,
+    query_blocks: tl.constexpr, key_blocks: tl.constexpr,
     heads_each: tl.constexpr, half_block: tl.constexpr, tail_block: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    number = tl.program_id(1)
+    token = (tl.program_id(0) // (query_blocks + key_blocks)).to(tl.int64)
+    number = tl.program_id(0) % (query_blocks + key_blocks)
     # The angles are read as a tile of heads, so that a thread finds its own without an exchange.
     angle = tl.arange(0, half_block)[None, :] + tl.zeros([heads_each, 1], tl.int32)
     cosine = tl.load(cos + token * cos_step + angle, mask=angle < half, other=0.0).to(tl.float32)
@@ -127,8 +128,15 @@ def rotary(
     steps = (*query.stride()[:2], *key.stride()[:2], cos.stride(0), sin.stride(0))
     launch = Launch(
         _rotary_kernel,
-        (tokens if features else 0, query_blocks + key_blocks),
-        (query, key, cos, sin, *outs, query_heads, key_heads, query_blocks, *steps),
-        {"half": half, "features": features, "interleaved": interleaved, **blocks},
+        (tokens * (query_blocks + key_blocks) if features else 0,),
+        (query, key, cos, sin, *outs, query_heads, key_heads, *steps),
+        {
+            "half": half,
+            "features": features,
+            "interleaved": interleaved,
+            "query_blocks": query_blocks,
+            "key_blocks": key_blocks,
+            **blocks,
+        },
     )
     return (launch, *outs)

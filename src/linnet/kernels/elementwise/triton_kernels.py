@@ -180,7 +180,7 @@ def _silu_mul_blocks(rows: int, columns: int) -> dict[str, Any]:
     numbers = 2048 if rows * columns >= 2**20 else 1024
     block = max(16, min(numbers, triton.next_power_of_2(columns)))
     rows_each = min(numbers // block, triton.next_power_of_2(rows))
-    warps = max(1, min(4, rows_each * block // 256))
+    warps = max(1, min(8, rows_each * block // (256 if numbers == 2048 else 128)))
     return {"block": block, "rows_each": rows_each, "num_warps": warps}
 
 

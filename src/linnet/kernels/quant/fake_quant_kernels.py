@@ -93,9 +93,9 @@ def _quotient(wide, by, everywhere):
     if everywhere:
         inverse = tl.div_rn(tl.zeros_like(divisor) + 1.0, divisor)
         guess = wide * inverse
-        # Signed so that nothing left over is -0: a zero keeps its sign.
+        # Signed so that nothing left over counts as -0: a zero keeps its sign.
         over = tl.fma(guess, divisor + tl.zeros_like(guess), -wide)
-        better = tl.fma(-over, inverse + tl.zeros_like(guess), guess)
+        better = tl.fma(over, tl.zeros_like(guess) - inverse, guess)
         # An infinite guess has no remainder.
         v = tl.where(tl.abs(guess) < 1e30, better, guess)
     else:
