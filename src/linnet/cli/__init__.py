@@ -215,4 +215,34 @@ def parity_command(
     show(Request(model, device, tuple(dtype or ("float32",)), input, record), json)
 
 
+@app.command("parity-report")
+def parity_report_command(
+    device: Device = None,
+    slot: Annotated[
+        str | None, typer.Option(show_default=False, help="Only this slot; all by default.")
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option(show_default=False, help="Only implementations of this name.")
+    ] = None,
+    slow: Annotated[bool, typer.Option("--slow", help="Cases of full model size too.")] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write parity.json and parity.md there, slot by slot."),
+    ] = None,
+    sanitizer: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What compute-sanitizer found: a JSON object by tool."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measure how exact every implementation is on this machine, by the parity suite's cases.
+
+    The exit status is 0; 1 where a number is outside its tolerance; 2 is an error.
+    """
+    from linnet.cli.parity_report import Request, show
+
+    if not show(Request(device, slot, provider, slow, record, sanitizer), json):
+        raise typer.Exit(1)
+
+
 __all__ = ["app"]

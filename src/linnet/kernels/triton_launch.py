@@ -4,8 +4,13 @@ An implementation describes its work as `Launch`es. One function makes that desc
 call that runs it and for the check, during a capture, whether all of it is compiled already.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,6 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from linnet.kernels.implementation import Refusal
+from linnet.kernels.tuning import Configuration, bucket, choose, median_seconds, settled
 
 DEVICES = ("cuda",)
 """The types of device that kernels run on. Triton's interpreter takes the CPU too, in tests."""
@@ -26,6 +32,8 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _library: Any = torch.library.Library("linnet", "FRAGMENT")
 
 _forward_ad: Any = forward_ad
+_modes: Callable[[], int] = cast("Any", torch._C)._len_torch_dispatch_stack
+_transforms: Callable[[], object] = cast("Any", torch._C)._functorch.peek_interpreter_stack
 
 _compiled: set[tuple[Any, ...]] = set()
 """What was launched so far, by what Triton compiles a kernel for."""
@@ -65,15 +73,22 @@ def operator(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> 
         fake: the same on tensors without data: their shapes, dtypes and strides.
 
     Returns:
-        The operator.
+        A function that calls the operator where something may want to see it, and `run` itself
+        otherwise: PyTorch's way to an operator costs several microseconds.
     """
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in ("CUDA", "CPU"):
         _library.impl(name, run, key)
     _library._register_fake(name, fake)
-    found: Any = getattr(cast("Any", torch.ops).linnet, name).default
-    return found
+    overload: Any = getattr(cast("Any", torch.ops).linnet, name).default
+
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling() or _modes() or _transforms() is not None:
+            return overload(*args)
+        return run(*args)
+
+    return call
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +134,55 @@ def _kind(value: Any) -> Any:
     if isinstance(value, int):
         return (value == 1, value % 16 == 0, -(2**31) <= value < 2**31)
     return type(value).__name__
+
+
+def tuned(
+    kernel: Any,
+    build: Callable[[Configuration], Launch],
+    like: Tensor,
+    sizes: tuple[int, ...],
+    default: Configuration,
+    candidates: Callable[[Configuration], list[Configuration]],
+    trial: Callable[[Configuration], Launch] | None = None,
+) -> Launch:
+    """A launch with the configuration that `tuning.choose` settles on.
+
+    Args:
+        kernel: a `triton.jit` function; what was measured for another source counts no more.
+        build: describes the launch in a configuration.
+        like: a tensor whose device and dtype decide.
+        sizes: what else decides, rounded up to powers of two.
+        default: from a table of what was fast on an H200.
+        candidates: what to measure beside it where measuring is asked for.
+        trial: as `build`, where running it more than once would change its results.
+    """
+    if like.device.type != "cuda":
+        return build(default)
+    name, version, rounded = kernel.fn.__name__, _version(kernel), tuple(map(bucket, sizes))
+    found = settled(name, version, like.device, like.dtype, rounded)
+    if found is None:
+        describe = trial or build
+
+        def measure(configuration: Configuration) -> float:
+            with torch.cuda.device_of(like):
+                return median_seconds(describe(configuration).run)
+
+        found = choose(
+            name,
+            device=like.device,
+            dtype=like.dtype,
+            bucket=rounded,
+            version=version,
+            default=default,
+            candidates=candidates(default),
+            measure=measure,
+        )
+    return build(found)
+
+
+@functools.cache
+def _version(kernel: Any) -> str:
+    return hashlib.sha256(inspect.getsource(kernel.fn).encode()).hexdigest()[:12]
 
 
 def uncompiled(launches: Iterable[Launch]) -> Refusal | None:

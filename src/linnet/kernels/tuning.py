@@ -45,6 +45,17 @@ def bucket(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def settled(
+    kernel: str,
+    version: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    bucket: tuple[int | str, ...],
+) -> Configuration | None:
+    """What this process has settled on for these arguments of `choose`; None where nothing yet."""
+    return _chosen.get((kernel, version, device, dtype, bucket))
+
+
 def choose(
     kernel: str,
     *,

@@ -17,10 +17,10 @@ from linnet.testing.trial import (
     Trial,
     as_tuple,
     caller,
+    difference,
     layout,
     require_agreement,
     storage,
-    widened,
 )
 
 Test = TypeVar("Test", bound=Callable[..., None])
@@ -109,52 +109,12 @@ def test_no_uninitialised_memory_is_read(trial: Trial) -> None:
 def test_gradients_are_the_oracles(trial: Trial) -> None:
     """The gradients are those of the definition in float64."""
     built = trial.inputs()
-    names = [
-        name
-        for name in trial.cases.differentiable
-        if isinstance(trial.named(built).get(name), Tensor)
-    ]
-    ours = _with_gradients(trial, built, names, wide=False)
-    theirs = _with_gradients(trial, built, names, wide=trial.cases.widen)
+    ours = trial.leaves(built)
     refusal = trial.implementation.refusal(*ours.args, **ours.kwargs)
     assert refusal is None, "it declares a backward and refuses inputs that require a gradient"
-    results = as_tuple(trial.run(ours))
-    wanted = as_tuple(trial.cases.oracle(*theirs.args, **theirs.kwargs))
-    generator = torch.Generator().manual_seed(7)
-    cotangents = [torch.randn(r.shape, generator=generator).to(r.device, r.dtype) for r in results]
-    actual = _gradients(results, trial.named(ours), names, cotangents)
-    expected = _gradients(wanted, trial.named(theirs), names, cotangents)
-    for name in names:
-        problem = trial.gradient_difference(actual[name], expected[name])
+    for name, (actual, expected) in trial.gradients(built, ours).items():
+        problem = difference(actual, expected, trial.gradient_allowed(expected))
         assert problem is None, f"gradient of {name}: {problem}"
-
-
-def _with_gradients(trial: Trial, built: Inputs, names: list[str], wide: bool) -> Inputs:
-    """The inputs as leaves that require gradients where they are named."""
-    named = trial.named(built)
-    changed: dict[str, Any] = {}
-    for name, value in named.items():
-        changed[name] = widened(value) if wide else value
-        if name in names:
-            leaf = changed[name].detach()
-            changed[name] = leaf.requires_grad_()
-    positional = list(named)[: len(built.args)]
-    rest = {name: value for name, value in changed.items() if name not in positional}
-    return Inputs(tuple(changed[name] for name in positional), rest)
-
-
-def _gradients(
-    results: tuple[Tensor, ...], named: dict[str, Any], names: list[str], cotangents: list[Tensor]
-) -> dict[str, Tensor]:
-    leaves = [named[name] for name in names]
-    pairs = [
-        (r, c.to(r.dtype)) for r, c in zip(results, cotangents, strict=True) if r.requires_grad
-    ]
-    if not pairs:
-        return {name: torch.zeros_like(leaf) for name, leaf in zip(names, leaves, strict=True)}
-    outputs, starts = zip(*pairs, strict=True)
-    found = torch.autograd.grad(outputs, leaves, starts, materialize_grads=True)
-    return dict(zip(names, found, strict=True))
 
 
 @applies(lambda trial: trial.dtype is torch.float32 and bool(trial.slot.autocast))

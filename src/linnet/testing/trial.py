@@ -85,21 +85,66 @@ class Trial:
         results, wanted = as_tuple(result), as_tuple(expected)
         if len(results) != len(wanted):
             return f"{len(results)} results, expected {len(wanted)}"
-        tolerance, reduction = self.cases.tolerance[self.dtype], self.case.reduction
         for number, (one, other) in enumerate(zip(results, wanted, strict=True)):
-            problem = difference(one, other, tolerance.allowed(finite(other), reduction))
+            problem = difference(one, other, self.allowed(other))
             if problem is not None:
                 return f"result {number}: {problem}"
         return None
 
-    def gradient_difference(self, result: Tensor, expected: Tensor) -> str | None:
-        """How a gradient differs from the oracle's by more than allowed."""
+    def allowed(self, expected: Tensor) -> Tensor:
+        """How far each number of a result may be off."""
+        return self.cases.tolerance[self.dtype].allowed(finite(expected), self.case.reduction)
+
+    def gradient_allowed(self, expected: Tensor) -> Tensor:
+        """How far each number of a gradient may be off."""
         tolerance, numbers = self.cases.tolerance[self.dtype], finite(expected)
-        allowed = tolerance.allowed(numbers, self.case.reduction)
+        allowed = self.allowed(expected)
         if numbers.numel():
             # Backward passes round between their steps, which sums that cancel bring to light.
             allowed = allowed + tolerance.rtol * numbers.abs().max()
-        return difference(result, expected, self.cases.gradient_factor * allowed)
+        return self.cases.gradient_factor * allowed
+
+    def differentiated(self, built: Inputs) -> list[str]:
+        """The parameters whose gradients are compared: those that the case gives as tensors."""
+        named = self.named(built)
+        return [name for name in self.cases.differentiable if isinstance(named.get(name), Tensor)]
+
+    def leaves(self, built: Inputs, wide: bool = False) -> Inputs:
+        """The inputs, with leaves that require gradients where they are compared."""
+        named, names = self.named(built), self.differentiated(built)
+        changed: dict[str, Any] = {}
+        for name, value in named.items():
+            changed[name] = widened(value) if wide else value
+            if name in names:
+                changed[name] = changed[name].detach().requires_grad_()
+        positional = list(named)[: len(built.args)]
+        rest = {name: value for name, value in changed.items() if name not in positional}
+        return Inputs(tuple(changed[name] for name in positional), rest)
+
+    def gradients(self, built: Inputs, ours: Inputs) -> dict[str, tuple[Tensor, Tensor]]:
+        """The gradients of a random weighting of the results, and the oracle's, by parameter."""
+        names, theirs = self.differentiated(built), self.leaves(built, wide=self.cases.widen)
+        results = as_tuple(self.run(ours))
+        wanted = as_tuple(self.cases.oracle(*theirs.args, **theirs.kwargs))
+        generator = torch.Generator().manual_seed(7)
+        weights = [torch.randn(r.shape, generator=generator).to(r.device, r.dtype) for r in results]
+        actual = _gradients(results, self.named(ours), names, weights)
+        expected = _gradients(wanted, self.named(theirs), names, weights)
+        return {name: (actual[name], expected[name]) for name in names}
+
+
+def _gradients(
+    results: tuple[Tensor, ...], named: dict[str, Any], names: list[str], cotangents: list[Tensor]
+) -> dict[str, Tensor]:
+    leaves = [named[name] for name in names]
+    pairs = [
+        (r, c.to(r.dtype)) for r, c in zip(results, cotangents, strict=True) if r.requires_grad
+    ]
+    if not pairs:
+        return {name: torch.zeros_like(leaf) for name, leaf in zip(names, leaves, strict=True)}
+    outputs, starts = zip(*pairs, strict=True)
+    found = torch.autograd.grad(outputs, leaves, starts, materialize_grads=True)
+    return dict(zip(names, found, strict=True))
 
 
 def finite(expected: Tensor) -> Tensor:

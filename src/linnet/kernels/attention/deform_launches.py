@@ -9,7 +9,8 @@ import triton
 from torch import Tensor
 
 from linnet.kernels.attention import deform_kernels as kernels
-from linnet.kernels.triton_launch import Launch
+from linnet.kernels.triton_launch import Launch, tuned
+from linnet.kernels.tuning import Configuration
 
 _WARPS = 4
 _POINTS = 16
@@ -38,20 +39,27 @@ def forward(
     value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, out: Tensor
 ) -> Launch:
     """Samples into out (B, Q, H * C), contiguous."""
-    value = _channels_adjacent(value)
+    value, pairs = _channels_adjacent(value), _pairs(locations)
+    weights = weights.contiguous()
     each = 16 // value.element_size()
     many = locations.shape[1] * value.shape[0] * value.shape[2] >= _MANY
-    tile = _tile(value, locations, each * (2 if many else 1))
-    queries, heads, blocks = _counts(value, locations, tile)
-    return Launch(
-        kernels.forward_kernel,
-        (value.shape[0] * blocks * heads,),
-        (
-            value, levels.shapes, _pairs(locations), weights.contiguous(), out,
-            *levels.arguments(), queries, heads, blocks, *value.stride()[:3],
-        ),
-        {**tile, "wide": _wide(value)},
-    )  # fmt: skip
+
+    def build(found: Configuration) -> Launch:
+        sizes, programs = _parted(value, locations, found["rows"])
+        return Launch(
+            kernels.forward_kernel,
+            (programs,),
+            (
+                value, levels.shapes, pairs, weights, out,
+                *levels.arguments(), *sizes, *value.stride()[:3],
+            ),
+            {**_constants(value, locations), "wide": _wide(value), **found},
+        )  # fmt: skip
+
+    default = _tile(value, locations, each * (2 if many else 1))
+    return tuned(
+        kernels.forward_kernel, build, value, _sizes(value, locations), default, _candidates
+    )
 
 
 def backward(
@@ -65,19 +73,27 @@ def backward(
     weight_grad: Tensor | None,
 ) -> Launch:
     """Adds to value_grad (float32) and writes the others, as far as they are given."""
-    value = _channels_adjacent(value)
-    tile = _tile(value, locations, 8)
-    queries, heads, blocks = _counts(value, locations, tile)
-    return Launch(
-        kernels.backward_kernel,
-        (value.shape[0] * blocks * heads,),
-        (
-            grad, value, levels.shapes, _pairs(locations), weights.contiguous(),
-            value_grad, location_grad, weight_grad,
-            *levels.arguments(), queries, heads, blocks, value.shape[1], *value.stride()[:3],
-        ),
-        {**tile, "wide": _wide(value)},
-    )  # fmt: skip
+    value, pairs = _channels_adjacent(value), _pairs(locations)
+    weights = weights.contiguous()
+
+    def build(found: Configuration, total: Tensor | None = value_grad) -> Launch:
+        (queries, heads, blocks), programs = _parted(value, locations, found["rows"])
+        return Launch(
+            kernels.backward_kernel,
+            (programs,),
+            (
+                grad, value, levels.shapes, pairs, weights, total, location_grad, weight_grad,
+                *levels.arguments(), queries, heads, blocks, value.shape[1], *value.stride()[:3],
+            ),
+            {**_constants(value, locations), "wide": _wide(value), **found},
+        )  # fmt: skip
+
+    def trial(found: Configuration) -> Launch:
+        return build(found, None if value_grad is None else torch.zeros_like(value_grad))
+
+    default = _tile(value, locations, 8)
+    sizes = (*_sizes(value, locations), value_grad is not None, location_grad is not None)
+    return tuned(kernels.backward_kernel, build, value, sizes, default, _candidates, trial)
 
 
 def collect(
@@ -85,14 +101,15 @@ def collect(
 ) -> None:
     """Writes value_grad image by image, each cell's sum in the order of the queries."""
     _, places, heads, channels = value_grad.shape
-    tile = _tile(value_grad, locations, 8)
-    queries, _, blocks = _counts(value_grad, locations, tile)
-    count = 4 * queries * heads * tile["levels"] * tile["points"]
+    tile, constants = _tile(value_grad, locations, 8), _constants(value_grad, locations)
+    (queries, _, blocks), _ = _parted(value_grad, locations, tile["rows"])
+    each = 4 * constants["levels"] * constants["points"]
+    count = each * queries * heads
     kind = torch.int32 if heads * places < 2**31 else torch.int64
     cells = torch.empty(count, dtype=kind, device=grad.device)
     shares = torch.empty(count, dtype=torch.float32, device=grad.device)
     every = torch.arange(heads * places + 1, dtype=kind, device=grad.device)
-    corners = {name: tile[name] for name in ("levels", "points", "rows", "block_points")}
+    corners = {name: constants[name] for name in ("levels", "points", "block_points")}
     for image in range(value_grad.shape[0]):
         Launch(
             kernels.corners_kernel,
@@ -101,7 +118,7 @@ def collect(
                 levels.shapes, _pairs(locations[image]), weights[image].contiguous(), cells, shares,
                 *levels.arguments(), queries, heads, blocks, places,
             ),
-            {**corners, "num_warps": _WARPS},
+            {**corners, **tile},
         ).run()  # fmt: skip
         found, order = torch.sort(cells, stable=True)
         starts = torch.searchsorted(found, every)
@@ -110,36 +127,51 @@ def collect(
             (heads * places,),
             (grad[image], shares, order, starts, value_grad[image], places, heads),
             {
-                "each": 4 * tile["levels"] * tile["points"],
+                "each": each,
                 "channels": channels,
-                "block": max(1, 512 // tile["block_channels"]),
-                "block_channels": tile["block_channels"],
+                "block": max(1, 512 // constants["block_channels"]),
+                "block_channels": constants["block_channels"],
                 "num_warps": 1,
             },
         ).run()
 
 
-def _tile(value: Tensor, locations: Tensor, each: int) -> dict[str, Any]:
-    """What the kernels are compiled for: a tile gives each thread so many numbers, if it can."""
-    channels, levels, points = value.shape[3], locations.shape[3], locations.shape[4]
-    block_points = min(_POINTS, triton.next_power_of_2(points))
-    block_channels = triton.next_power_of_2(channels)
-    rows = 32 * _WARPS * each // (block_points * block_channels)
+def _constants(value: Tensor, locations: Tensor) -> dict[str, Any]:
+    """What the kernels are compiled for, whatever the configuration."""
+    points = locations.shape[4]
     return {
-        "levels": levels,
+        "levels": locations.shape[3],
         "points": points,
-        "channels": channels,
-        # No more points than threads: places are then computed where they are used.
-        "rows": max(1, min(rows, 32 * _WARPS // block_points)),
-        "block_points": block_points,
-        "block_channels": block_channels,
-        "num_warps": _WARPS,
+        "channels": value.shape[3],
+        "block_points": min(_POINTS, triton.next_power_of_2(points)),
+        "block_channels": triton.next_power_of_2(value.shape[3]),
     }
 
 
-def _counts(value: Tensor, locations: Tensor, tile: dict[str, Any]) -> tuple[int, int, int]:
-    queries = locations.shape[1]
-    return queries, value.shape[2], triton.cdiv(queries, tile["rows"])
+def _tile(value: Tensor, locations: Tensor, each: int) -> Configuration:
+    """A tile that gives each thread so many numbers, if it can."""
+    block_points = min(_POINTS, triton.next_power_of_2(locations.shape[4]))
+    rows = 32 * _WARPS * each // (block_points * triton.next_power_of_2(value.shape[3]))
+    # No more points than threads: places are then computed where they are used.
+    return {"rows": max(1, min(rows, 32 * _WARPS // block_points)), "num_warps": _WARPS}
+
+
+def _candidates(default: Configuration) -> list[Configuration]:
+    rows = [rows for rows in (default["rows"] // 2, default["rows"], 2 * default["rows"]) if rows]
+    return [{"rows": r, "num_warps": w} for r in rows for w in (2, 4, 8)]
+
+
+def _sizes(value: Tensor, locations: Tensor) -> tuple[int, ...]:
+    """What decides which configuration is fast."""
+    batch, queries, heads, levels, points, _ = locations.shape
+    return (batch * queries * heads, levels, points, value.shape[3])
+
+
+def _parted(value: Tensor, locations: Tensor, rows: int) -> tuple[tuple[int, int, int], int]:
+    """Queries, heads and blocks of queries; and how many programs these make."""
+    batch, queries, heads = locations.shape[:3]
+    blocks = triton.cdiv(queries, rows)
+    return (queries, heads, blocks), batch * heads * blocks
 
 
 def _channels_adjacent(value: Tensor) -> Tensor:

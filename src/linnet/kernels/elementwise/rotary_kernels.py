@@ -6,14 +6,14 @@
 # pyright: reportPossiblyUnboundVariable=false, reportMissingTypeStubs=false
 
 import functools
-from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from linnet.kernels.elementwise.triton_kernels import Copy, fresh
-from linnet.kernels.triton_launch import Launch
+from linnet.kernels.triton_launch import Launch, tuned
+from linnet.kernels.tuning import Configuration
 
 
 @triton.jit
@@ -81,7 +81,7 @@ def _rotary_kernel(
 
 
 @functools.lru_cache(1024)
-def _rotary_blocks(heads: int, half: int, features: int) -> dict[str, Any]:
+def _rotary_blocks(heads: int, half: int, features: int) -> Configuration:
     """How the heads of a token are dealt out: 512 angles a program, four or more a thread."""
     half_block = max(8, triton.next_power_of_2(half))
     heads_each = max(1, min(triton.next_power_of_2(heads), 512 // half_block))
@@ -91,6 +91,12 @@ def _rotary_blocks(heads: int, half: int, features: int) -> dict[str, Any]:
         "tail_block": max(8, triton.next_power_of_2(features - 2 * half)),
         "num_warps": max(1, min(4, heads_each * half_block // 128)),
     }
+
+
+def _candidates(default: Configuration) -> list[Configuration]:
+    each = default["heads_each"]
+    heads = [heads for heads in (each // 2, each, 2 * each) if heads]
+    return [{**default, "heads_each": h, "num_warps": w} for h in heads for w in (2, 4, 8)]
 
 
 def rotary(
@@ -121,22 +127,26 @@ def rotary(
     )
     (tokens, query_heads, features), key_heads = query.shape, key.shape[1]
     half = cos.shape[1]
-    blocks = _rotary_blocks(max(query_heads, key_heads), half, features)
-    query_blocks, key_blocks = (
-        -(-heads // blocks["heads_each"]) for heads in (query_heads, key_heads)
-    )
     steps = (*query.stride()[:2], *key.stride()[:2], cos.stride(0), sin.stride(0))
-    launch = Launch(
-        _rotary_kernel,
-        (tokens * (query_blocks + key_blocks) if features else 0,),
-        (query, key, cos, sin, *outs, query_heads, key_heads, *steps),
-        {
-            "half": half,
-            "features": features,
-            "interleaved": interleaved,
-            "query_blocks": query_blocks,
-            "key_blocks": key_blocks,
-            **blocks,
-        },
-    )
-    return (launch, *outs)
+
+    def build(blocks: Configuration) -> Launch:
+        query_blocks, key_blocks = (
+            -(-heads // blocks["heads_each"]) for heads in (query_heads, key_heads)
+        )
+        return Launch(
+            _rotary_kernel,
+            (tokens * (query_blocks + key_blocks) if features else 0,),
+            (query, key, cos, sin, *outs, query_heads, key_heads, *steps),
+            {
+                "half": half,
+                "features": features,
+                "interleaved": interleaved,
+                "query_blocks": query_blocks,
+                "key_blocks": key_blocks,
+                **blocks,
+            },
+        )
+
+    default = _rotary_blocks(max(query_heads, key_heads), half, features)
+    sizes = (tokens, query_heads, key_heads, half, features)
+    return (tuned(_rotary_kernel, build, query, sizes, default, _candidates), *outs)

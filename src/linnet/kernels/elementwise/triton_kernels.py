@@ -12,14 +12,14 @@ is computed in between runs in float32 in registers.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from linnet.kernels.triton_launch import Launch
+from linnet.kernels.triton_launch import Launch, tuned
+from linnet.kernels.tuning import Configuration
 
 Copy = Callable[[Tensor], Tensor]
 
@@ -104,12 +104,18 @@ def _norm_kernel(
 
 
 @functools.lru_cache(1024)
-def _norm_blocks(rows: int, columns: int) -> dict[str, Any]:
+def _norm_blocks(rows: int, columns: int) -> Configuration:
     """How the rows are dealt out: at least 2048 numbers a program, eight and more a thread."""
     block = max(16, triton.next_power_of_2(columns))
     rows_each = max(1, min(128, 2048 // block))
     warps = max(4, min(16, rows_each * block // 256))
     return {"block": block, "rows_each": rows_each, "num_warps": warps}
+
+
+def _norm_candidates(default: Configuration) -> list[Configuration]:
+    each = default["rows_each"]
+    rows = [rows for rows in (each // 2, each, 2 * each) if rows]
+    return [{**default, "rows_each": r, "num_warps": w} for r in rows for w in (4, 8, 16)]
 
 
 def norm(
@@ -143,13 +149,14 @@ def norm(
     weight, bias = (
         each if each is None or each.is_contiguous() else copy(each) for each in (weight, bias)
     )
-    blocks = _norm_blocks(rows, columns)
-    launch = Launch(
-        _norm_kernel,
-        (-(-rows // blocks["rows_each"]),),
-        (x, residual, weight, bias, out, total, rows, x_step, residual_step, eps),
-        {"columns": columns, "centred": centred, **blocks},
-    )
+    given = (x, residual, weight, bias, out, total, rows, x_step, residual_step, eps)
+
+    def build(blocks: Configuration) -> Launch:
+        constants = {"columns": columns, "centred": centred, **blocks}
+        return Launch(_norm_kernel, (-(-rows // blocks["rows_each"]),), given, constants)
+
+    default = _norm_blocks(rows, columns)
+    launch = tuned(_norm_kernel, build, x, (rows, columns), default, _norm_candidates)
     return launch, out, total
 
 
@@ -175,13 +182,19 @@ def _silu_mul_kernel(
 
 
 @functools.lru_cache(1024)
-def _silu_mul_blocks(rows: int, columns: int) -> dict[str, Any]:
+def _silu_mul_blocks(rows: int, columns: int) -> Configuration:
     """How the numbers are dealt out: 2048 a program, or fewer where not all of a GPU had work."""
     numbers = 2048 if rows * columns >= 2**20 else 1024
     block = max(16, min(numbers, triton.next_power_of_2(columns)))
     rows_each = min(numbers // block, triton.next_power_of_2(rows))
     warps = max(1, min(8, rows_each * block // (256 if numbers == 2048 else 128)))
     return {"block": block, "rows_each": rows_each, "num_warps": warps}
+
+
+def _silu_mul_candidates(default: Configuration) -> list[Configuration]:
+    block = default["block"]
+    blocks = (max(16, block // 2), block, 2 * block)
+    return [{**default, "block": b, "num_warps": w} for b in blocks for w in (2, 4, 8)]
 
 
 def silu_mul(gate: Tensor, up: Tensor, copy: Copy = Tensor.contiguous) -> tuple[Launch, Tensor]:
@@ -201,17 +214,18 @@ def silu_mul(gate: Tensor, up: Tensor, copy: Copy = Tensor.contiguous) -> tuple[
         (gate, gate_step), (up, up_step) = in_rows(gate, copy), in_rows(up, copy)
         columns = gate.shape[-1]
         rows = out.numel() // columns
-    blocks = _silu_mul_blocks(rows, columns)
-    block, rows_each = blocks["block"], blocks["rows_each"]
-    column_blocks = -(-columns // block)
-    launch = Launch(
-        _silu_mul_kernel,
-        (-(-rows // rows_each) * column_blocks,),
-        (gate, up, out, rows, columns, gate_step, up_step, column_blocks),
-        {
-            "flat": rows == 1,
-            "whole": columns % block == 0 and rows % rows_each == 0,
-            **blocks,
-        },
-    )
+
+    def build(blocks: Configuration) -> Launch:
+        block, rows_each = blocks["block"], blocks["rows_each"]
+        column_blocks = -(-columns // block)
+        whole = columns % block == 0 and rows % rows_each == 0
+        return Launch(
+            _silu_mul_kernel,
+            (-(-rows // rows_each) * column_blocks,),
+            (gate, up, out, rows, columns, gate_step, up_step, column_blocks),
+            {"flat": rows == 1, "whole": whole, **blocks},
+        )
+
+    default = _silu_mul_blocks(rows, columns)
+    launch = tuned(_silu_mul_kernel, build, gate, (rows, columns), default, _silu_mul_candidates)
     return launch, out

@@ -17,6 +17,7 @@ from linnet.testing.models import (
 )
 
 Levels = Sequence[tuple[int, int]]
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def oracle(
@@ -76,7 +77,7 @@ def _case(
     encoder: bool = False,
     tensor: bool = False,
     around: tuple[float, float] = (0.0, 1.0),
-    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16),
+    dtypes: tuple[torch.dtype, ...] = _FLOATS,
     slow: bool = False,
     compiled: bool = False,
 ) -> Case:
@@ -132,6 +133,28 @@ def _nan_elsewhere(device: torch.device, dtype: torch.dtype, seed: int) -> Input
     value[:, 0], value[:, 20] = float("nan"), float("inf")
     locations = draw.uniform(1, 9, 2, 2, 3, 2, low=0.5, high=1.6)
     return inputs(value, levels, locations, draw.uniform(1, 9, 2, 2, 3))
+
+
+def _odd_locations(device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    """Locations that are NaN give NaN; far ones give zeros."""
+    draw = Draw(device, dtype, seed)
+    locations = draw.uniform(1, 9, 2, 2, 3, 2)
+    locations[0, 2, 1, 0, 1, 0] = float("nan")
+    locations[0, 5, 0, 1, 2, 1] = float("nan")
+    locations[0, 7] = 1e30
+    locations[0, 8] = -1e30
+    weights = draw.uniform(1, 9, 2, 2, 3)
+    return inputs(draw.normal(1, 26, 2, 4), [(4, 5), (2, 3)], locations, weights)
+
+
+def _mixed(device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    """Locations and weights in float32, in memory that begins at an odd number."""
+    draw, levels = Draw(device, dtype, seed), [(4, 5), (2, 3)]
+    value = draw.normal(2, 26, 3, 8)
+    drawn = _between_centres(Draw(device, torch.float32, seed), (2, 5, 3, 2, 3), levels, (0.0, 1.0))
+    memory = torch.zeros(drawn.numel() + 1, device=device)[1:]
+    locations = memory.copy_(drawn.flatten()).view(drawn.shape)
+    return inputs(value, levels, locations, draw.uniform(2, 5, 3, 2, 3, dtype=torch.float32))
 
 
 def _set(**changed: Any) -> Callable[[torch.device], Inputs]:
@@ -207,15 +230,24 @@ CASES = Cases(
         _case("shapes-in-a-tensor", _shrunk(RT_DETR, 8), tensor=True, compiled=True),
         _case("one-cell-levels", _TINY._replace(levels=((1, 1), (1, 1))), batch=1),
         _case("outside", _TINY, around=(-0.6, 1.6), batch=3),
+        _case("five-levels", _TINY._replace(levels=((3, 4), (1, 1), (5, 2), (2, 2), (1, 3)))),
+        _case("six-levels", _TINY._replace(levels=((2, 2),) * 6)),
+        _case("odd-channels-and-points", Deformable(3, 12, 5, ((3, 4), (2, 2)), 5)),
+        _case("widest-heads", Deformable(2, 256, 1, ((3, 4),), 3)),
+        _case("many-points", Deformable(2, 4, 19, ((3, 4), (2, 2)), 3)),
         _case("no-queries", _TINY._replace(queries=0)),
         _case("no-images", _TINY, batch=0),
         _case("one-query-odd-batch", _TINY._replace(queries=1), batch=7),
         _case("double", _TINY, dtypes=(torch.float64,)),
         Case("borders", _borders, (torch.float32,), reduction=8, gradients=False),
-        Case("strided", _strided, (torch.float32, torch.float16), reduction=128),
+        Case("odd-locations", _odd_locations, (torch.float32,), reduction=24, gradients=False),
+        Case("mixed", _mixed, _FLOATS, reduction=48),
+        Case("strided", _strided, _FLOATS, reduction=128),
         Case("nan-elsewhere", _nan_elsewhere, (torch.float32,), reduction=24, gradients=False),
         _case("deformable-detr-full-encoder", DEFORMABLE_DETR, encoder=True, batch=1, slow=True),
         _case("deformable-detr-full-decoder", DEFORMABLE_DETR, slow=True),
+        _case("grounding-dino-full-decoder", GROUNDING_DINO, batch=1, slow=True),
+        _case("rt-detr-full-decoder", RT_DETR, batch=3, slow=True),
         _case("rf-detr-full-decoder", RF_DETR, slow=True),
     ),
     tolerance={
