@@ -193,11 +193,14 @@ def median_seconds(call: Callable[[], object], repeats: int = 20) -> float:
     Returns:
         The median of the times, in seconds.
     """
-    for _ in range(3):
-        call()
     cuda: Any = torch.cuda
     cache = cuda.get_device_properties(cuda.current_device()).L2_cache_size
     flush = torch.empty(2 * cache, dtype=torch.uint8, device="cuda")
+    # Loading any of these kernels waits for the device: none may load while it is timed.
+    cuda._sleep(1)
+    for _ in range(3):
+        flush.zero_()
+        call()
     events = [
         (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
         for _ in range(repeats)
