@@ -20,7 +20,7 @@ SETTINGS := $(TORCH) in $(CURDIR)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint bench clean FORCE
+.PHONY: help demo test test-slow lint bench bench-gpu parity-gpu clean FORCE
 
 help:
 	@echo "make demo       set up .venv and answer a chat prompt with SmolLM2-135M-Instruct"
@@ -28,6 +28,8 @@ help:
 	@echo "make test-slow  the tests against real peers, whole families and long fuzzing"
 	@echo "make lint       ruff and pyright"
 	@echo "make bench      the benchmarks, with their bars"
+	@echo "make bench-gpu  the GPU kernels against floors and peers, recorded in docs/benchmarks"
+	@echo "make parity-gpu how exact each kernel is on this GPU, recorded in docs/parity.md"
 	@echo "make clean      remove .venv and every cache"
 	@echo
 	@echo "TORCH=$(TORCH)  PYTHON=$(PYTHON)"
@@ -50,6 +52,19 @@ bench: $(VENV)/dev.stamp
 	@$(BIN)/python -m pytest -q benchmarks/bench_dispatch.py
 	@$(BIN)/python benchmarks/bench_cpu_kernels.py
 	@$(BIN)/python benchmarks/bench_generate.py
+
+# Both need a CUDA build of PyTorch, such as make TORCH=torch==2.11.0 on a machine with a GPU.
+bench-gpu: $(VENV)/dev.stamp
+	@$(BIN)/python benchmarks/bench_gpu.py --record
+
+parity-gpu: $(VENV)/dev.stamp
+	@if command -v compute-sanitizer >/dev/null; then \
+	    $(BIN)/python tests/parity/sanitize.py $(VENV)/sanitizer.json; \
+	else \
+	    echo '{"memcheck": "not run: compute-sanitizer is not here"}' > $(VENV)/sanitizer.json; \
+	fi
+	@$(BIN)/linnet parity-report --device cuda --slow --record docs \
+	    --sanitizer $(VENV)/sanitizer.json
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .benchmarks
