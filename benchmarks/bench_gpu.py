@@ -6,9 +6,10 @@
 
 Each work is checked against float64, or bit by bit, before it is timed. Its sides are captured in
 CUDA graphs of several calls, over inputs that are larger together than the caches, the graphs are
-replayed in turn, and the medians of nine are compared. The floor is the time to read each input and
-to write each result once at 4.27 TB/s, which a copy reached on an H200. The Hub's kernel of
-ms_deform_attn is measured where it can be loaded. Ends with status 1 if a bar is missed.
+replayed in turn, and the medians of nine are compared; small forward calls are timed from Python
+too. The floor is the time to read each input and to write each result once at 4.27 TB/s, which a
+copy reached on an H200. The Hub's kernel of ms_deform_attn is measured where it can be loaded. Ends
+with status 1 if a bar is missed.
 """
 
 import argparse
@@ -36,6 +37,8 @@ MEASURED = (
     "src/linnet/kernels/elementwise/triton_ops.py",
     "src/linnet/kernels/quant/fake_quant_kernels.py",
     "src/linnet/kernels/quant/fake_quant_triton.py",
+    "src/linnet/kernels/triton_launch.py",
+    "src/linnet/kernels/triton_replay.py",
 )
 
 # The Hub's kernel and the eager reference, as they were measured together on an H200 (ms).
@@ -102,7 +105,7 @@ def bars(rows: list[Row]) -> list[tuple[str, float, float]]:
 
 def measured() -> list[Row]:
     """Checks and times every work."""
-    from gpu.timing import medians
+    from gpu.timing import eager_medians, medians
     from gpu.works import every
 
     rows: list[Row] = []
@@ -118,6 +121,7 @@ def measured() -> list[Row]:
                 "flops": work.flops,
                 "times": times,
                 "errors": work.errors,
+                "eager_us": eager_medians(work.eager),
             }
         )
         print(line(rows[-1]), flush=True)
@@ -133,6 +137,7 @@ def line(row: Row) -> str:
         if name != "triton"
     ]
     errors = [f"{name} {each:.1e}" for name, each in row["errors"].items()]
+    eager = [f"{name} {each:.0f}" for name, each in row["eager_us"].items()]
     cells = (
         row["slot"],
         row["work"],
@@ -141,6 +146,7 @@ def line(row: Row) -> str:
         f"{own / row['floor_ms']:.2f}",
         ", ".join(peers),
         ", ".join(errors),
+        ", ".join(eager),
     )
     return "| " + " | ".join(cells) + " |"
 
@@ -149,8 +155,8 @@ def page(found: dict[str, Any]) -> str:
     """The text of docs/benchmarks/gpu-kernels.md."""
     head = ("slot", "work", "floor (ms)", "triton (ms)", "/ floor", "peers (ms, x triton)")
     lines = [
-        "| " + " | ".join((*head, "error against float64")) + " |",
-        "| --- " * (len(head) + 1) + "|",
+        "| " + " | ".join((*head, "error against float64", "from Python (us)")) + " |",
+        "| --- " * (len(head) + 2) + "|",
         *map(line, found["rows"]),
     ]
     checks = ["| bar | measured | at most | met |", "| --- | --- | --- | --- |"]
@@ -168,7 +174,8 @@ def page(found: dict[str, Any]) -> str:
         f"{found['device']}, torch {found['torch']}, triton {found['triton']}, {found['date']}, "
         f"sources `{found['sources']}`.\n\n"
         + "\n".join(checks)
-        + "\n\nErrors of the fp8 slots are differences from the reference's own numbers.\n\n"
+        + "\n\nErrors of the fp8 slots are differences from the reference's own numbers. *From "
+        "Python* is a call in a loop without graphs, `slot` the public function.\n\n"
         + "\n".join(lines)
         + "\n\nOperations are counted as few as the definition needs, so most of these kernels are "
         "far below the arithmetic roof; what matters is their distance to the slope.\n\n"

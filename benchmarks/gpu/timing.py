@@ -1,6 +1,10 @@
-"""Time on a CUDA device: graphs of several calls each, replayed in turn, and medians."""
+"""Time on a CUDA device: graphs of several calls each, replayed in turn, and medians.
+
+Without graphs: loops of calls from Python, in turn too.
+"""
 
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,4 +46,24 @@ def medians(sides: Mapping[str, Call], count: int) -> dict[str, float]:
             end.record()
             end.synchronize()
             spans[name].append(begin.elapsed_time(end) / count)
+    return {name: statistics.median(each) for name, each in spans.items()}
+
+
+def eager_medians(sides: Mapping[str, Call], count: int = 40) -> dict[str, float]:
+    """Median microseconds of one call of each side from Python, work on the device included.
+
+    Where calls take Python longer than the device, this is Python's time.
+    """
+    spans: dict[str, list[float]] = {name: [] for name in sides}
+    for call in sides.values():
+        for number in range(4):
+            call(number)
+    for _ in range(ROUNDS):
+        for name, call in sides.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for number in range(count):
+                call(number)
+            torch.cuda.synchronize()
+            spans[name].append((time.perf_counter() - begin) / count * 1e6)
     return {name: statistics.median(each) for name, each in spans.items()}

@@ -17,6 +17,8 @@ PLACES = sum(height * width for height, width in LEVELS)
 HEADS, CHANNELS, POINTS = 8, 32, 4
 COLD = 2 * 10**8
 """Bytes that inputs of launches in a row have together: several times the second-level cache."""
+LARGE = 3 * 10**8
+"""Bytes from which on Python never keeps the device waiting."""
 
 
 @dataclass
@@ -31,6 +33,7 @@ class Work:
         moved: bytes that must be read or written.
         flops: operations that must be done.
         errors: name -> error against float64, or the number of differing bits where exact.
+        eager: name -> call, what is also timed without a graph; "slot" is the public function.
     """
 
     slot: str
@@ -40,6 +43,7 @@ class Work:
     moved: int
     flops: int
     errors: dict[str, float] = field(default_factory=dict)
+    eager: dict[str, Call] = field(default_factory=dict)
 
 
 def own(slot: str, name: str = "triton") -> Callable[..., Any]:
@@ -80,8 +84,11 @@ def elementwise(
     slot: str, name: str, sets: list[tuple[Any, ...]], moved: int, flops: int
 ) -> Iterator[Work]:
     """One of the slots whose calls read and write each number once."""
-    call, plain = own(slot), getattr(reference, slot)
-    fused = compiled(plain)
+    plain = getattr(reference, slot)
+    functions: dict[str, Callable[..., Any]] = {"triton": own(slot)}
+    if any(each.name == "torch" for each in kernels.implementations(slot)):
+        functions["torch"] = own(slot, "torch")
+    functions |= {"torch.compile": compiled(plain), "eager": plain}
 
     def side(function: Callable[..., Any]) -> Call:
         return lambda number: function(*sets[number % len(sets)])
@@ -89,14 +96,14 @@ def elementwise(
     wide = plain(*(e.double() if isinstance(e, Tensor) else e for e in sets[0]))
     exact = slot.startswith("fake_quant")
     expected = plain(*sets[0]) if exact else wide
-    sides = {"triton": call, "torch.compile": fused, "eager": plain}
     errors = {
         each: largest_error(function(*sets[0]), expected)
-        for each, function in sides.items()
+        for each, function in functions.items()
         if not (exact and each == "torch.compile")
     }
-    made = {each: side(function) for each, function in sides.items()}
-    yield Work(slot, name, made, max(4, len(sets)), moved, flops, errors)
+    sides = {each: side(function) for each, function in functions.items()}
+    eager = {**sides, "slot": side(getattr(kernels, slot))} if moved < LARGE else {}
+    yield Work(slot, name, sides, max(4, len(sets)), moved, flops, errors, eager)
 
 
 def fake_quantisation() -> Iterator[Work]:
@@ -123,6 +130,9 @@ def norms_and_activation() -> Iterator[Work]:
         weight = drawn(4096)
         name, numbers = f"{rows} x 4096 bf16", rows * 4096
         normed = [(*pair, weight) for pair in sets]
+        alone = [(x, weight) for x, _ in sets]
+        yield from elementwise("rms_norm", name, alone, 2 * size, 4 * numbers)
+        yield from elementwise("layer_norm", name, alone, 2 * size, 7 * numbers)
         yield from elementwise("add_rms_norm", name, normed, 4 * size, 5 * numbers)
         yield from elementwise("silu_mul", name, sets, 3 * size, 5 * numbers)
         angles = [torch.randn(rows, 64, device="cuda") for _ in range(2)]
@@ -228,7 +238,8 @@ def _both_directions(name: str, sets: list[tuple[Tensor, ...]]) -> Iterator[Work
     # Four cells of each point: a product and a sum a channel.
     flops = points * (8 * CHANNELS + 30)
     count = 4 if locations.shape[1] > 300 else 16
-    yield Work(slot, name, sides, count, read + out.nbytes, flops, errors)
+    eager = {**sides, "slot": forward(kernels.ms_deform_attn)} if count == 16 else {}
+    yield Work(slot, name, sides, count, read + out.nbytes, flops, errors, eager)
     cotangents = [torch.randn_like(out) for _ in sets]
     sides = {each: backward(call) for each, call in calls.items()}
     yield Work(

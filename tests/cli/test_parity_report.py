@@ -1,5 +1,6 @@
 """`linnet parity-report`: what it prints, writes and holds against the sources."""
 
+import dataclasses
 import json
 
 import pytest
@@ -10,6 +11,7 @@ import linnet.kernels as kernels
 from linnet.cli import app
 from linnet.kernels.slot import slots
 from linnet.testing import record, report
+from linnet.testing.collection import suite_of
 
 
 def run(*arguments):
@@ -54,6 +56,26 @@ def test_what_is_off_or_raises_is_named_and_ends_with_1(wrong):
     assert "ValueError: no such luck" in result.stdout
     assert "silu_mul inexact float32" in result.stdout
     assert "silu_mul torch" not in result.stdout
+
+
+def test_processes_that_share_the_work_find_the_same():
+    alone, shared = (
+        json.loads(run("--slot", "silu_mul", "--json", "--jobs", jobs).stdout) for jobs in "12"
+    )
+    assert len(alone["rows"]) > 4
+    assert shared == alone
+
+
+def test_what_is_exempt_from_a_case_is_told_and_not_run(monkeypatch, wrong):
+    suite = suite_of(slots["silu_mul"])
+    exempt = {"inexact": "is off by a hundredth"}
+    cases = tuple(dataclasses.replace(case, exempt=exempt) for case in suite.cases)
+    monkeypatch.setattr(slots["silu_mul"], "cases", dataclasses.replace(suite, cases=cases))
+    row = report.measure(report.Unit("silu_mul", "inexact", "float32"), torch.device("cpu"))
+    assert (row.cases, row.failures) == (0, [])
+    assert set(row.exempt.values()) == {"is off by a hundredth"}
+    page = record.page(record.merged({}, [(slots["silu_mul"], row)], torch.device("cpu")))
+    assert f"- inexact on {cases[0].name}: not tested: is off by a hundredth" in page
 
 
 def test_refusals_are_counted_by_reason():
@@ -120,6 +142,6 @@ def test_a_lost_device_ends_the_report(monkeypatch):
     kernels.register("silu_mul", lost, name="lost")
     try:
         with pytest.raises(report.DeviceLostError, match=r"silu_mul lost on .*illegal memory"):
-            list(report.measure([slots["silu_mul"]], torch.device("cpu"), "lost"))
+            report.measure(report.Unit("silu_mul", "lost", "float32"), torch.device("cpu"))
     finally:
         kernels.unregister("silu_mul", "lost")

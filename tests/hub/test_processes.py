@@ -8,7 +8,8 @@ from children import PIN, build, snapshot
 FIRST = """
 out["import"] = list(sockets)
 out["active"] = kernels.active("cpu")["ms_deform_attn"]
-out["explained"] = kernels.explain("ms_deform_attn", *inputs()).candidates[0].note
+found = kernels.explain("ms_deform_attn", *inputs()).candidates
+out["explained"] = {each.name: each.note for each in found}["hub"]
 out["asked"] = list(sockets)
 import linnet.kernels.hub.load
 began = time.monotonic()

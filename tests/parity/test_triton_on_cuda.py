@@ -261,3 +261,34 @@ def test_forward_mode_derivatives_go_to_the_reference(operation):
         getattr(kernels, operation)(*inputs)
     assert refusal is not None
     assert operation not in kernels.history().disabled
+
+
+def drawn(*shape, dtype=torch.bfloat16):
+    return torch.randn(shape, device="cuda", dtype=dtype)
+
+
+REPEATED = {
+    "rms_norm": lambda: (drawn(5, 96), drawn(96)),
+    "add_rms_norm": lambda: (drawn(5, 96), drawn(5, 96), drawn(96)),
+    "layer_norm": lambda: (drawn(5, 96), drawn(96), drawn(96)),
+    "add_layer_norm": lambda: (drawn(5, 96), drawn(5, 96), drawn(96), drawn(96)),
+    "rotary": lambda: (drawn(5, 4, 16), drawn(5, 2, 16), drawn(5, 8), drawn(5, 8)),
+    "silu_mul": lambda: (drawn(5, 96), drawn(5, 96)),
+    "fake_quant_fp8": lambda: (drawn(5, 96), drawn(5, 1).abs().float()),
+    "fake_quant_fp8_dynamic": lambda: (drawn(5, 96),),
+    "ms_deform_attn": lambda: (deformable()[0], LEVELS, *deformable()[1:]),
+}
+
+
+@pytest.mark.parametrize("operation", REPEATED)
+def test_a_repeated_call_reads_its_own_inputs_and_writes_its_own_results(operation):
+    call, plain = triton(operation), getattr(reference, operation)
+    sets = [REPEATED[operation]() for _ in range(3)]
+    stream = torch.cuda.Stream()
+    found = [call(*sets[0])]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        found += [call(*given) for given in sets[1:]]
+    stream.synchronize()
+    for given, results in zip(sets, found, strict=True):
+        torch.testing.assert_close(results, plain(*given), rtol=2e-2, atol=2e-2)

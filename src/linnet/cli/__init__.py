@@ -233,6 +233,9 @@ def parity_report_command(
         Path | None,
         typer.Option(metavar="FILE", help="What compute-sanitizer found: a JSON object by tool."),
     ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Processes that share the work, each with its own memory.")
+    ] = 1,
     json: Json = False,
 ) -> None:
     """Measure how exact every implementation is on this machine, by the parity suite's cases.
@@ -241,7 +244,7 @@ def parity_report_command(
     """
     from linnet.cli.parity_report import Request, show
 
-    if not show(Request(device, slot, provider, slow, record, sanitizer), json):
+    if not show(Request(device, slot, provider, slow, record, sanitizer, jobs), json):
         raise typer.Exit(1)
 
 

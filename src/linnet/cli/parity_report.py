@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ class Request:
     slow: bool = False
     record: Path | None = None
     sanitizer: Path | None = None
+    jobs: int = 1
 
 
 def show(request: Request, as_json: bool) -> bool:
@@ -40,7 +42,7 @@ def show(request: Request, as_json: bool) -> bool:
             "parity-report runs the parity suite, which needs pytest: pip install linnet[testing]"
         )
     from linnet.testing import record
-    from linnet.testing.report import Row, measure
+    from linnet.testing.report import Row, measure_each, units
 
     if request.slot is not None and request.slot not in slots:
         raise ValueError(
@@ -52,13 +54,15 @@ def show(request: Request, as_json: bool) -> bool:
     if request.record is not None and request.provider is not None:
         raise ValueError("parity-report: a record is of all implementations: no --provider")
     measured: list[tuple[Slot, Row]] = []
-    for slot in chosen:
-        rows = list(measure([slot], device, request.provider, request.slow))
+    wanted = list(units(chosen, device, request.provider))
+    found = measure_each(wanted, device, request.slow, request.jobs)
+    for name, group in itertools.groupby(found, key=lambda pair: pair[0].slot):
+        rows = [(slots[name], row) for _, row in group]
         measured += rows
         # Slot by slot, so that a run that ends early leaves what it measured.
-        if request.record is not None and rows:
-            found = record.merged(record.read(request.record), rows, device, sanitizer)
-            record.write(request.record, found)
+        if request.record is not None:
+            held = record.merged(record.read(request.record), rows, device, sanitizer)
+            record.write(request.record, held)
     if as_json:
         rows = [{"slot": slot.name, **row.plain()} for slot, row in measured]
         typer.echo(json.dumps({**record.surroundings(device), "rows": rows}, indent=2))

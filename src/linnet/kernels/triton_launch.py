@@ -35,8 +35,8 @@ _forward_ad: Any = forward_ad
 _modes: Callable[[], int] = cast("Any", torch._C)._len_torch_dispatch_stack
 _transforms: Callable[[], object] = cast("Any", torch._C)._functorch.peek_interpreter_stack
 
-_compiled: set[tuple[Any, ...]] = set()
-"""What was launched so far, by what Triton compiles a kernel for."""
+_compiled: dict[tuple[Any, ...], Any] = {}
+"""What was launched so far, by what Triton compiles a kernel for: its compiled kernels."""
 
 
 def capable() -> object:
@@ -107,24 +107,30 @@ class Launch:
     arguments: tuple[Any, ...]
     constants: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def run(self) -> None:
-        """Launches it on its tensors' device, compiling first what is not compiled yet."""
+    def run(self) -> Any:
+        """Launches it on its tensors' device, compiling first what is not compiled yet.
+
+        Returns:
+            Triton's compiled kernel; None where nothing was launched, and from its interpreter.
+        """
         if 0 in self.grid:
-            return
-        with torch.cuda.device_of(self._tensor()):
-            self.kernel[self.grid](*self.arguments, **self.constants)
-        _compiled.add(self._key())
+            return None
+        with torch.cuda.device_of(self.tensor()):
+            found = self.kernel[self.grid](*self.arguments, **self.constants)
+        _compiled[self._key()] = found
+        return found
 
     def compiled(self) -> bool:
         """Whether such a launch has run, so that this one compiles nothing."""
         return 0 in self.grid or self._key() in _compiled
 
-    def _tensor(self) -> Tensor:
+    def tensor(self) -> Tensor:
+        """Its first tensor."""
         return next(each for each in self.arguments if isinstance(each, Tensor))
 
     def _key(self) -> tuple[Any, ...]:
         kinds = tuple(map(_kind, self.arguments))
-        return (self.kernel, self._tensor().device, kinds, tuple(self.constants.items()))
+        return (self.kernel, self.tensor().device, kinds, tuple(self.constants.items()))
 
 
 def _kind(value: Any) -> Any:

@@ -33,6 +33,8 @@ class Case:
         gradients: whether gradients are compared too, for implementations that declare a backward.
         compiled: whether it also runs through torch.compile and torch.export.
         slow: full model sizes: only with `-m slow`.
+        exempt: implementations that are known to give other numbers here, with what they do; told
+            in the record of parity instead of tested.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Case:
     gradients: bool = True
     compiled: bool = False
     slow: bool = False
+    exempt: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)

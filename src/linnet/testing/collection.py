@@ -77,7 +77,7 @@ def trials(config: pytest.Config) -> Iterator[Trial]:
         if suite is None or implementation.available(device) is not None:
             continue
         for case in suite.cases:
-            for dtype in case.dtypes:
+            for dtype in case.dtypes if implementation.name not in case.exempt else ():
                 yield Trial(slot, suite, implementation, case, dtype, device)
 
 

@@ -21,7 +21,7 @@ from linnet.testing import cases
 from linnet.testing.report import Row
 
 _ROOMS = tuple(f"linnet.kernels.{room}." for room in ("attention", "elementwise", "gemm", "quant"))
-_SHARED = "linnet.kernels.triton_launch"
+_SHARED = ("linnet.kernels.triton_launch", "linnet.kernels.triton_replay")
 
 
 def sources(slot: Slot, implementations: Iterable[str]) -> str:
@@ -59,7 +59,7 @@ def _reached(modules: Iterable[str]) -> set[str]:
             if not isinstance(node, ast.ImportFrom) or node.module is None:
                 continue
             found = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
-            waiting += [each for each in found if each.startswith(_ROOMS) or each == _SHARED]
+            waiting += [each for each in found if each.startswith(_ROOMS) or each in _SHARED]
     return reached
 
 
@@ -189,6 +189,12 @@ def _section(name: str, found: dict[str, Any]) -> str:
         if row["cases"] or row["failures"] or row["not_run"]:
             lines.append(_line(row))
     lines.append("")
+    exempt = {
+        (row["implementation"], case): known
+        for row in found["rows"]
+        for case, known in row["exempt"].items()
+    }
+    lines += [f"- {name} on {case}: not tested: {known}" for (name, case), known in exempt.items()]
     for implementation, reasons in refused.items():
         lines += [f"- {implementation} refuses {n} cases: {why}" for why, n in reasons.items()]
     return "\n".join(lines).rstrip() + "\n"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-import linnet.kernels as kernels
+from linnet.kernels import providers
 from linnet.kernels.rules import propagates
-from linnet.kernels.slot import Slot
-from linnet.testing.cases import Cases
+from linnet.kernels.slot import Slot, slots
 from linnet.testing.collection import registered, suite_of
 from linnet.testing.trial import Trial, as_tuple, finite
 
@@ -34,6 +35,7 @@ class Row:
         refused: the reasons of refusals, and how many cases each concerns.
         failures: what is outside the tolerance, or raised, by case.
         not_run: cases for which memory ran out.
+        exempt: cases that it is known to give other numbers on, with what it does there.
     """
 
     implementation: str
@@ -48,6 +50,7 @@ class Row:
     refused: dict[str, int] = field(default_factory=dict[str, int])
     failures: list[str] = field(default_factory=list[str])
     not_run: list[str] = field(default_factory=list[str])
+    exempt: dict[str, str] = field(default_factory=dict[str, str])
 
     def plain(self) -> dict[str, Any]:
         """What JSON can hold."""
@@ -58,48 +61,99 @@ class DeviceLostError(RuntimeError):
     """The device can't be used any more in this process."""
 
 
-def measure(
-    slots: Iterable[Slot], device: torch.device, provider: str | None = None, slow: bool = False
-) -> Iterator[tuple[Slot, Row]]:
-    """Runs every implementation that is available on a device on all of its slot's cases.
+class Unit(NamedTuple):
+    """What one row is of: one implementation of a slot in one dtype, each by its name."""
+
+    slot: str
+    implementation: str
+    dtype: str
+
+
+def units(
+    chosen: Iterable[Slot], device: torch.device, provider: str | None = None
+) -> Iterator[Unit]:
+    """What there is to measure of slots on a device; of one without cases, nothing.
 
     Args:
-        slots: which slots; one without cases gives no rows.
+        chosen: which slots.
         device: where.
         provider: only implementations of that name.
-        slow: whether cases of full model size are run too.
+    """
+    for slot in chosen:
+        suite = suite_of(slot)
+        if suite is None:
+            continue
+        dtypes = dict.fromkeys(dtype for case in suite.cases for dtype in case.dtypes)
+        for implementation in registered(slot):
+            if provider not in (None, implementation.name):
+                continue
+            if implementation.available(device) is None and implementation.ready(device) is None:
+                for dtype in dtypes:
+                    yield Unit(slot.name, implementation.name, str(dtype).removeprefix("torch."))
 
-    Yields:
-        A slot and a row, implementation by implementation.
+
+def measure(unit: Unit, device: torch.device, slow: bool = False) -> Row:
+    """Runs an implementation on all cases of its slot that are built in a dtype.
+
+    Args:
+        unit: which.
+        device: where.
+        slow: whether cases of full model size are run too.
 
     Raises:
         DeviceLostError: after an error such as an illegal address, which no later call survives.
     """
-    for slot in slots:
-        suite = suite_of(slot)
-        for implementation in registered(slot) if suite is not None else ():
-            if suite is None or provider not in (None, implementation.name):
-                continue
-            if implementation.available(device) is None and implementation.ready(device) is None:
-                for row in _rows(slot, suite, implementation, device, slow):
-                    yield slot, row
+    slot = slots[unit.slot]
+    suite, implementation = suite_of(slot), slot.named(unit.implementation)
+    assert suite is not None
+    assert implementation is not None
+    dtype: torch.dtype = getattr(torch, unit.dtype)
+    row = Row(implementation.name, implementation.version or "", unit.dtype)
+    for case in suite.cases:
+        if dtype not in case.dtypes or (case.slow and not slow):
+            continue
+        known = case.exempt.get(implementation.name)
+        if known is not None:
+            row.exempt[case.name] = known
+        else:
+            _add(row, Trial(slot, suite, implementation, case, dtype, device))
+    return row
 
 
-def _rows(
-    slot: Slot,
-    suite: Cases,
-    implementation: kernels.Implementation,
-    device: torch.device,
-    slow: bool,
-) -> Iterator[Row]:
-    dtypes = dict.fromkeys(dtype for case in suite.cases for dtype in case.dtypes)
-    for dtype in dtypes:
-        name = str(dtype).removeprefix("torch.")
-        row = Row(implementation.name, implementation.version or "", name)
-        for case in suite.cases:
-            if dtype in case.dtypes and (slow or not case.slow):
-                _add(row, Trial(slot, suite, implementation, case, dtype, device))
-        yield row
+def measure_each(
+    chosen: list[Unit], device: torch.device, slow: bool = False, jobs: int = 1
+) -> Iterator[tuple[Unit, Row]]:
+    """Measures units, one after the other or in processes of their own; yields in their order.
+
+    Args:
+        chosen: which.
+        device: where.
+        slow: whether cases of full model size are run too.
+        jobs: how many processes share the work; with 1, this one does it.
+
+    Raises:
+        DeviceLostError: as `measure`.
+    """
+    if jobs == 1:
+        yield from ((unit, measure(unit, device, slow)) for unit in chosen)
+        return
+    # CUDA does not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        rows = [pool.submit(_measure_apart, unit, str(device), slow) for unit in chosen]
+        try:
+            for unit, row in zip(chosen, rows, strict=True):
+                yield unit, row.result()
+        finally:
+            for row in rows:
+                row.cancel()
+
+
+def _measure_apart(unit: Unit, device: str, slow: bool) -> Row:
+    providers.load(slots[unit.slot])
+    row = measure(unit, torch.device(device), slow)
+    torch.cuda.empty_cache()
+    return row
 
 
 def _add(row: Row, trial: Trial) -> None:

@@ -19,6 +19,7 @@ from linnet.kernels.attention import deform_launches as launches
 from linnet.kernels.attention.deform_shapes import Shapes, host_pairs, require_fit
 from linnet.kernels.rules import capturing_graph
 from linnet.kernels.triton_launch import FLOATS, Launch, capable, misplaced, operator, uncompiled
+from linnet.kernels.triton_replay import Replay
 
 _LEVELS = 5
 _CHANNELS = 256
@@ -27,12 +28,22 @@ _CHANNELS = 256
 def _forward(
     value: Tensor, shapes: Tensor | None, sizes: Sequence[int], locations: Tensor, weights: Tensor
 ) -> Tensor:
+    if shapes is not None and (pairs := host_pairs(shapes)) is not None:
+        # Read here, since what is replayed depends on no tensor's contents.
+        shapes, sizes = None, [number for pair in pairs for number in pair]
+    if not (locations.numel() and value.numel()):
+        _levels(value, shapes, sizes, locations, weights)
+        return _fake_forward(value, shapes, sizes, locations, weights).zero_()
+    return _sampled(value, shapes, tuple(sizes), locations, weights)
+
+
+@Replay
+def _sampled(
+    value: Tensor, shapes: Tensor | None, sizes: Sequence[int], locations: Tensor, weights: Tensor
+) -> tuple[Any, ...]:
     levels = _levels(value, shapes, sizes, locations, weights)
     out = _fake_forward(value, shapes, sizes, locations, weights)
-    if not (out.numel() and locations.numel() and value.numel()):
-        return out.zero_()
-    launches.forward(value, levels, locations, weights, out).run()
-    return out
+    return launches.forward(value, levels, locations, weights, out), out
 
 
 def _backward(

@@ -14,6 +14,7 @@ from linnet.kernels.elementwise import rotary_kernels, triton_kernels
 from linnet.kernels.elementwise.triton_kernels import fresh
 from linnet.kernels.rules import capturing_graph
 from linnet.kernels.triton_launch import FLOATS, Launch, capable, misplaced, operator, uncompiled
+from linnet.kernels.triton_replay import Replay
 
 _LARGEST_ROW = 16384
 """Features of a norm: a row stays in registers."""
@@ -29,14 +30,14 @@ _registration: dict[str, Any] = {
 }
 
 
+@Replay
 def _run_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
-) -> Tensor:
-    launch, out, _ = triton_kernels.norm(x, None, weight, bias, eps, centred)
-    launch.run()
-    return out
+) -> tuple[Any, ...]:
+    return triton_kernels.norm(x, None, weight, bias, eps, centred)[:2]
 
 
+@Replay
 def _run_add_norm(
     x: Tensor,
     residual: Tensor,
@@ -44,24 +45,20 @@ def _run_add_norm(
     bias: Tensor | None,
     eps: float,
     centred: bool,
-) -> tuple[Tensor, Tensor | None]:
-    launch, out, total = triton_kernels.norm(x, residual, weight, bias, eps, centred)
-    launch.run()
-    return out, total
+) -> tuple[Any, ...]:
+    return triton_kernels.norm(x, residual, weight, bias, eps, centred)
 
 
+@Replay
 def _run_rotary(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
-) -> tuple[Tensor, Tensor]:
-    launch, *turned = rotary_kernels.rotary(query, key, cos, sin, interleaved)
-    launch.run()
-    return turned[0], turned[1]
+) -> tuple[Any, ...]:
+    return rotary_kernels.rotary(query, key, cos, sin, interleaved)
 
 
-def _run_silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    launch, out = triton_kernels.silu_mul(gate, up)
-    launch.run()
-    return out
+@Replay
+def _run_silu_mul(gate: Tensor, up: Tensor) -> tuple[Any, ...]:
+    return triton_kernels.silu_mul(gate, up)
 
 
 def _like_first(first: Tensor, *_: Any) -> Tensor:
@@ -149,7 +146,7 @@ def _accepts_rms_norm(x: Tensor, weight: Tensor, *, eps: float = 1e-6) -> object
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float = 1e-6) -> Tensor:
     """Normalise by the root mean square; see `linnet.reference.rms_norm`."""
     _fitting("rms_norm", x, weight)
-    return _norm(x, weight, None, eps, False)
+    return _norm(x, weight, None, float(eps), False)
 
 
 def _accepts_add_rms_norm(
@@ -164,7 +161,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Add and normalise; see `linnet.reference.add_rms_norm`."""
     _fitting("add_rms_norm", x, weight, residual=residual)
-    return _add_norm(x, residual, weight, None, eps, False)
+    return _add_norm(x, residual, weight, None, float(eps), False)
 
 
 def _accepts_layer_norm(
@@ -179,7 +176,7 @@ def layer_norm(
 ) -> Tensor:
     """Normalise by mean and deviation; see `linnet.reference.layer_norm`."""
     _fitting("layer_norm", x, weight, bias)
-    return _norm(x, weight, bias, eps, True)
+    return _norm(x, weight, bias, float(eps), True)
 
 
 def _accepts_add_layer_norm(
@@ -204,7 +201,7 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """Add and normalise; see `linnet.reference.add_layer_norm`."""
     _fitting("add_layer_norm", x, weight, bias, residual=residual)
-    return _add_norm(x, residual, weight, bias, eps, True)
+    return _add_norm(x, residual, weight, bias, float(eps), True)
 
 
 def _accepts_rotary(

@@ -263,7 +263,9 @@ def _walk(x: Tensor, scale: Tensor | None) -> tuple[Tensor | None, tuple[int, ..
     elif scale.numel() == 1:
         row_step, columns = 0, x.numel()
     elif scale.shape[-1] == 1:
-        scale = scale.expand(*x.shape[:-1], 1).contiguous()
+        if scale.shape != (*x.shape[:-1], 1):
+            scale = scale.expand(*x.shape[:-1], 1)
+        scale = scale.contiguous()
     elif scale.numel() == columns:
         mode, scale, block_columns = "columns", scale.contiguous(), 256
     else:

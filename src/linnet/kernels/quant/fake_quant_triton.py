@@ -13,31 +13,43 @@ from linnet.kernels import Refusal, register
 from linnet.kernels.quant import fake_quant_kernels as kernels
 from linnet.kernels.rules import capturing_graph
 from linnet.kernels.triton_launch import FLOATS, Launch, capable, misplaced, operator, uncompiled
+from linnet.kernels.triton_replay import Replay
 from linnet.reference.quant import FORMATS
 
 _LARGEST_NUMBER = torch.finfo(torch.float32).max
 
 
 def _forward(x: Tensor, scale: Tensor | None, number: float, format: str) -> Tensor:
+    return _rounded(x, scale, number, format) if x.numel() else _empty(x)
+
+
+@Replay
+def _rounded(x: Tensor, scale: Tensor | None, number: float, format: str) -> tuple[Any, ...]:
     out = _empty(x)
-    if x.numel():
-        kernels.static(x.contiguous(), scale, number, out, format).run()
-    return out
+    return kernels.static(x.contiguous(), scale, number, out, format), out
 
 
 def _backward(grad: Tensor, x: Tensor, scale: Tensor | None, number: float, format: str) -> Tensor:
+    return _passed(grad, x, scale, number, format) if x.numel() else _empty(grad)
+
+
+@Replay
+def _passed(
+    grad: Tensor, x: Tensor, scale: Tensor | None, number: float, format: str
+) -> tuple[Any, ...]:
     out = _empty(grad)
-    if x.numel():
-        given = grad.contiguous()
-        kernels.backward(given, x.contiguous(), scale, number, out, format).run()
-    return out
+    given = grad.contiguous()
+    return kernels.backward(given, x.contiguous(), scale, number, out, format), out
 
 
 def _dynamic(x: Tensor, format: str) -> tuple[Tensor, Tensor]:
+    return _rounded_by_row(x, format) if x.numel() else _fake_dynamic(x, format)
+
+
+@Replay
+def _rounded_by_row(x: Tensor, format: str) -> tuple[Any, ...]:
     out, scale = _fake_dynamic(x, format)
-    if x.numel():
-        kernels.dynamic(x.contiguous(), out, scale, format).run()
-    return out, scale
+    return kernels.dynamic(x.contiguous(), out, scale, format), out, scale
 
 
 def _empty(x: Tensor) -> Tensor:

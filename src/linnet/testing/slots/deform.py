@@ -67,7 +67,12 @@ def _between_centres(
     raw = torch.rand((*shape, 2), generator=draw.generator) * (around[1] - around[0]) + around[0]
     cell = raw * sizes - 0.5
     moved = cell.floor() + 0.1 + 0.8 * (cell - cell.floor())
-    return ((moved + 0.5) / sizes).to(draw.device, draw.dtype)
+    rounded = ((moved + 0.5) / sizes).to(draw.dtype)
+    # Where a level is wide for the dtype, rounding may hit a centre, and the next number does not.
+    cell = rounded.double() * sizes - 0.5
+    hit = (cell - cell.round()).abs() < 0.02
+    beside = rounded + rounded.abs() * torch.finfo(draw.dtype).eps
+    return torch.where(hit, beside, rounded).to(draw.device)
 
 
 def _case(
@@ -240,7 +245,14 @@ CASES = Cases(
         _case("one-query-odd-batch", _TINY._replace(queries=1), batch=7),
         _case("double", _TINY, dtypes=(torch.float64,)),
         Case("borders", _borders, (torch.float32,), reduction=8, gradients=False),
-        Case("odd-locations", _odd_locations, (torch.float32,), reduction=24, gradients=False),
+        Case(
+            "odd-locations",
+            _odd_locations,
+            (torch.float32,),
+            reduction=24,
+            gradients=False,
+            exempt={"hub": "takes a location that is NaN for one outside of the level"},
+        ),
         Case("mixed", _mixed, _FLOATS, reduction=48),
         Case("strided", _strided, _FLOATS, reduction=128),
         Case("nan-elsewhere", _nan_elsewhere, (torch.float32,), reduction=24, gradients=False),
