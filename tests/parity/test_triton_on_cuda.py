@@ -1,5 +1,10 @@
 """What the parity suite's cases do not reach of the Triton kernels, on a CUDA device."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -276,7 +281,11 @@ REPEATED = {
     "silu_mul": lambda: (drawn(5, 96), drawn(5, 96)),
     "fake_quant_fp8": lambda: (drawn(5, 96), drawn(5, 1).abs().float()),
     "fake_quant_fp8_dynamic": lambda: (drawn(5, 96),),
-    "ms_deform_attn": lambda: (deformable()[0], LEVELS, *deformable()[1:]),
+    "ms_deform_attn": lambda: (
+        deformable()[0] * torch.rand((), device="cuda"),
+        LEVELS,
+        *deformable()[1:],
+    ),
 }
 
 
@@ -292,3 +301,45 @@ def test_a_repeated_call_reads_its_own_inputs_and_writes_its_own_results(operati
     stream.synchronize()
     for given, results in zip(sets, found, strict=True):
         torch.testing.assert_close(results, plain(*given), rtol=2e-2, atol=2e-2)
+
+
+TUNED = """
+import sys, torch, linnet.kernels as kernels
+from linnet import reference
+x, weight = torch.randn(300, 512, device="cuda"), torch.randn(512, device="cuda")
+with kernels.use(rms_norm="triton", ms_deform_attn="triton"):
+    out = kernels.rms_norm(x, weight)
+    torch.testing.assert_close(out, reference.rms_norm(x, weight), rtol=1e-5, atol=1e-5)
+    value = torch.rand(1, 12, 2, 16, device="cuda").requires_grad_()
+    where = torch.rand(1, 40, 2, 1, 4, 2, device="cuda")
+    share = torch.rand(1, 40, 2, 1, 4, device="cuda")
+    found, expected = (
+        torch.autograd.grad(call(value, [(3, 4)], where, share).sum(), value)[0]
+        for call in (kernels.ms_deform_attn, reference.ms_deform_attn)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_tuning_measures_once_keeps_what_it_found_and_changes_no_number(tmp_path):
+    kept = {}
+    for turn in range(2):
+        environment = {**os.environ, "LINNET_TUNE": "1", "LINNET_HOME": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", TUNED],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        files = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "tuning").iterdir()}
+        assert turn == 0 or files == kept, "the second process measured again"
+        kept = files
+    found = [json.loads(file.read_text()) for file in (tmp_path / "tuning").iterdir()]
+    assert {each["key"]["kernel"] for each in found} == {
+        "_norm_kernel",
+        "forward_kernel",
+        "backward_kernel",
+    }
+    assert all(0 < each["seconds"] < 1e-2 for each in found)

@@ -52,6 +52,18 @@ class Row:
     not_run: list[str] = field(default_factory=list[str])
     exempt: dict[str, str] = field(default_factory=dict[str, str])
 
+    def add(self, other: Row) -> None:
+        """Takes in what was found on other cases."""
+        for name in ("error", "relative", "share", "gradient_share"):
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+        self.cases += other.cases
+        self.gradients += other.gradients
+        for reason, count in other.refused.items():
+            self.refused[reason] = self.refused.get(reason, 0) + count
+        self.failures += other.failures
+        self.not_run += other.not_run
+        self.exempt |= other.exempt
+
     def plain(self) -> dict[str, Any]:
         """What JSON can hold."""
         return asdict(self)
@@ -92,13 +104,16 @@ def units(
                     yield Unit(slot.name, implementation.name, str(dtype).removeprefix("torch."))
 
 
-def measure(unit: Unit, device: torch.device, slow: bool = False) -> Row:
+def measure(
+    unit: Unit, device: torch.device, slow: bool = False, part: tuple[int, int] = (0, 1)
+) -> Row:
     """Runs an implementation on all cases of its slot that are built in a dtype.
 
     Args:
         unit: which.
         device: where.
         slow: whether cases of full model size are run too.
+        part: (first, step): only every so-manieth case.
 
     Raises:
         DeviceLostError: after an error such as an illegal address, which no later call survives.
@@ -109,9 +124,8 @@ def measure(unit: Unit, device: torch.device, slow: bool = False) -> Row:
     assert implementation is not None
     dtype: torch.dtype = getattr(torch, unit.dtype)
     row = Row(implementation.name, implementation.version or "", unit.dtype)
-    for case in suite.cases:
-        if dtype not in case.dtypes or (case.slow and not slow):
-            continue
+    cases = [each for each in suite.cases if dtype in each.dtypes and (slow or not each.slow)]
+    for case in cases[part[0] :: part[1]]:
         known = case.exempt.get(implementation.name)
         if known is not None:
             row.exempt[case.name] = known
@@ -140,18 +154,27 @@ def measure_each(
     # CUDA does not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        rows = [pool.submit(_measure_apart, unit, str(device), slow) for unit in chosen]
+        parts = [
+            [pool.submit(_measure_part, unit, str(device), slow, part) for part in range(_PARTS)]
+            for unit in chosen
+        ]
         try:
-            for unit, row in zip(chosen, rows, strict=True):
-                yield unit, row.result()
+            for unit, found in zip(chosen, parts, strict=True):
+                row = found[0].result()
+                for each in found[1:]:
+                    row.add(each.result())
+                yield unit, row
         finally:
-            for row in rows:
-                row.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _measure_apart(unit: Unit, device: str, slow: bool) -> Row:
+_PARTS = 4
+"""Into how many a unit is split for processes: some slots take minutes, most of them seconds."""
+
+
+def _measure_part(unit: Unit, device: str, slow: bool, part: int) -> Row:
     providers.load(slots[unit.slot])
-    row = measure(unit, torch.device(device), slow)
+    row = measure(unit, torch.device(device), slow, (part, _PARTS))
     torch.cuda.empty_cache()
     return row
 
