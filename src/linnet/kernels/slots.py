@@ -9,6 +9,7 @@ from linnet.kernels.registry import define
 from linnet.kernels.slot import Builtin
 
 _ATTENTION = "linnet.kernels.attention"
+# Every "triton" but window_attention's: docs/benchmarks/gpu-kernels.md.
 _ELEMENTWISE = (
     Builtin("torch", "linnet.kernels.elementwise.torch_ops"),
     Builtin("triton", "linnet.kernels.elementwise.triton_ops", needs=("triton",), device="cuda"),
