@@ -8,8 +8,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import linnet
+import linnet.kernels as kernels
+from linnet.kernels.slot import slots
+from linnet.testing.cases import BUILTIN
+from linnet.testing.collection import suite_of
+from linnet.testing.trial import Trial, require_agreement
 
 PLUGIN = ["-p", "linnet.testing.options"]
 BACKENDS = pathlib.Path(__file__).parent / "backends"
@@ -109,3 +115,22 @@ def test_an_unknown_slot_is_an_error(tmp_path):
     result = run(tmp_path, "--slot", "nosuch")
     assert result.returncode not in (0, 1, 5)
     assert "--slot nosuch: no such slot; there are linear, " in result.stdout
+
+
+EXEMPT = [
+    (name, case)
+    for name in BUILTIN
+    for case in suite_of(slots[name]).cases
+    if "reference" in case.exempt
+]
+
+
+@pytest.mark.parametrize(
+    ("operation", "case"), EXEMPT, ids=[f"{name}-{case.name}" for name, case in EXEMPT]
+)
+def test_the_reference_gives_on_the_cpu_what_it_is_exempt_from_elsewhere(operation, case):
+    slot, reference = slots[operation], kernels.implementations(operation)[-1]
+    for dtype in case.dtypes:
+        trial = Trial(slot, suite_of(slot), reference, case, dtype, torch.device("cpu"))
+        built = trial.inputs()
+        require_agreement(trial, trial.run(built), trial.expected(built))

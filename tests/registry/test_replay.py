@@ -1,5 +1,6 @@
 """Replayed launches: what a repeated call hands to the compiled kernel."""
 
+import contextlib
 import types
 
 import pytest
@@ -126,6 +127,34 @@ def test_nothing_launched_is_nothing_to_repeat(kernel, scaled):
     for _ in range(2):
         assert scaled(*pair(0), 0.5).shape == (0,)
     assert kernel.described == kernel.replayed == []
+
+
+def test_another_device_than_the_current_one_is_made_current_for_the_launch(
+    kernel, scaled, monkeypatch
+):
+    entered = []
+
+    def entering(what):
+        @contextlib.contextmanager
+        def enter(device):
+            entered.append((what, device, len(kernel.described), len(kernel.replayed)))
+            yield
+            entered.append((len(kernel.described), len(kernel.replayed)))
+
+        return enter
+
+    monkeypatch.setattr(torch.cuda, "device_of", entering("of"))
+    monkeypatch.setattr(torch.cuda, "device", entering("device"))
+    x, y = pair()
+    scaled(x, y, 0.5)
+    assert entered.pop(0) == ("of", x, 0, 0)
+    assert entered.pop(0) == (1, 0)
+    scaled(*pair(), 0.5)
+    assert entered == []
+    active = triton_replay._driver.active
+    monkeypatch.setattr(active, "get_current_device", lambda: 5)
+    scaled(*pair(), 0.5)
+    assert entered == [("device", -1, 1, 1), (1, 2)]
 
 
 def test_what_a_capture_launches_while_tuning_is_not_kept(kernel, scaled, monkeypatch):

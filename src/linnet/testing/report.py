@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linnet.kernels import providers
 from linnet.kernels.rules import propagates
 from linnet.kernels.slot import Slot, slots
 from linnet.testing.collection import registered, suite_of
@@ -113,15 +112,15 @@ def measure(
         unit: which.
         device: where.
         slow: whether cases of full model size are run too.
-        part: (first, step): only every so-manieth case.
+        part: (first, step): only the cases with the numbers first, first + step and so on.
 
     Raises:
         DeviceLostError: after an error such as an illegal address, which no later call survives.
     """
     slot = slots[unit.slot]
-    suite, implementation = suite_of(slot), slot.named(unit.implementation)
+    suite = suite_of(slot)
     assert suite is not None
-    assert implementation is not None
+    (implementation,) = (each for each in registered(slot) if each.name == unit.implementation)
     dtype: torch.dtype = getattr(torch, unit.dtype)
     row = Row(implementation.name, implementation.version or "", unit.dtype)
     cases = [each for each in suite.cases if dtype in each.dtypes and (slow or not each.slow)]
@@ -173,7 +172,6 @@ _PARTS = 4
 
 
 def _measure_part(unit: Unit, device: str, slow: bool, part: int) -> Row:
-    providers.load(slots[unit.slot])
     row = measure(unit, torch.device(device), slow, (part, _PARTS))
     torch.cuda.empty_cache()
     return row
